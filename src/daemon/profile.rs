@@ -64,7 +64,9 @@ pub async fn heap() -> Result<Bytes, ProfileError> {
 /// The function at an address of this process, as `/debug/pprof/symbol` tells it.
 pub fn symbol(address: usize) -> Option<String> {
     let mut name = None;
-    backtrace::resolve(std::ptr::without_provenance_mut(address), |found| {
+    // `resolve` takes return addresses and looks one byte before; we are given addresses of instructions.
+    let after = std::ptr::without_provenance_mut(address.saturating_add(1));
+    backtrace::resolve(after, |found| {
         if name.is_none() {
             name = found.name().map(|n| format!("{n:#}"));
         }

@@ -25,8 +25,9 @@ struct Leaf {
     key: Vec<u8>,
 }
 
-fn ca() -> Ca {
+fn ca(name: &str) -> Ca {
     let mut params = CertificateParams::new(Vec::new()).expect("params");
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("key");
     let cert = params.self_signed(&key).expect("self-signed");
@@ -116,7 +117,7 @@ async fn get(address: SocketAddr, config: ClientConfig) -> String {
 
 #[tokio::test]
 async fn peers_and_swaps() {
-    let (server_ca, known, unknown) = (ca(), ca(), ca());
+    let (server_ca, known, unknown) = (ca("server"), ca("known"), ca("unknown"));
     let leaf = server_ca.leaf("localhost");
     let tls = Tls::from_pem(leaf.pem.as_bytes(), leaf.key_pem.as_bytes()).expect("tls");
     let service = tower::service_fn(describe);
@@ -139,7 +140,7 @@ async fn peers_and_swaps() {
     assert_eq!(now, "HTTP/2.0 certificates=1 true");
 
     // The serving certificate is renewed under another CA.
-    let next_ca = ca();
+    let next_ca = ca("next");
     let renewed = next_ca.leaf("localhost");
     tls.set_certificate(renewed.pem.as_bytes(), renewed.key_pem.as_bytes()).expect("renewed");
     assert_eq!(get(server.address, client(&next_ca, None, b"h2")).await, "HTTP/2.0 nobody true");
