@@ -80,7 +80,7 @@ pub struct Input<'a> {
     pub prefix: &'a str,
     pub bridge: &'a str,
     pub pod_cidrs: &'a [Cidr],
-    /// Where traffic of pods keeps its source address; empty: the node's own pod CIDRs.
+    /// Where traffic of pods keeps its source address, besides the node's own pod CIDRs.
     pub cluster_cidrs: &'a [Cidr],
     /// Pods with host ports: (`namespace/name`, address, ports).
     pub pods: &'a [(String, IpAddr, Vec<HostPort>)],
@@ -92,9 +92,7 @@ pub fn chains(input: &Input<'_>) -> Chains {
     let of_family = |c: &&Cidr| c.family() == input.family;
     let own: Vec<&Cidr> = input.pod_cidrs.iter().filter(of_family).collect();
     let mut inside: Vec<&Cidr> = input.cluster_cidrs.iter().filter(of_family).collect();
-    if inside.is_empty() {
-        inside.clone_from(&own);
-    }
+    inside.extend(own.iter().filter(|o| !input.cluster_cidrs.iter().any(|c| c.covers(o))));
     let bridge = input.bridge;
 
     let ports = chains.chain("nat", format!("{}HOSTPORTS", input.prefix));

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub enum Position {
     Last,
 }
 
-/// A jump from a built-in chain, kept in place by [`Iptables::ensure_jump`].
+/// A jump from a built-in chain to one of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jump {
     pub table: &'static str,
@@ -57,6 +57,22 @@ impl Jump {
     /// A jump with matches given as words.
     pub fn new(table: &'static str, chain: &'static str, position: Position, matches: &[&str], target: impl Into<String>) -> Jump {
         Jump { table, chain, position, matches: matches.iter().map(|s| (*s).to_owned()).collect(), target: target.into() }
+    }
+
+    /// The line that puts the jump in place, for `iptables-restore`.
+    pub fn line(&self) -> String {
+        let verb = if self.position == Position::First { "-I" } else { "-A" };
+        let mut line = format!("{verb} {}", self.chain);
+        for word in &self.matches {
+            let _ = if word.contains(' ') { write!(line, " \"{word}\"") } else { write!(line, " {word}") };
+        }
+        let _ = write!(line, " -j {}", self.target);
+        line
+    }
+
+    /// Whether `iptables-save`'s chains have a rule from this chain to this target.
+    pub fn is_in(&self, saved: &BTreeMap<String, Vec<String>>) -> bool {
+        saved.get(self.chain).is_some_and(|rules| rules.iter().any(|r| target(r) == Some(self.target.as_str())))
     }
 }
 
@@ -106,23 +122,6 @@ impl Iptables {
         Ok(run(&program, &["-w", LOCK_SECONDS, "-t", table, "-S", chain, "1"], None).await?.status.success())
     }
 
-    /// Makes sure that the jump is in its chain; `true` if it had to be added.
-    pub async fn ensure_jump(&self, jump: &Jump) -> Result<bool> {
-        let program = self.program("");
-        let rule: Vec<&str> = jump.matches.iter().map(String::as_str).chain(["-j", &jump.target]).collect();
-        let with = |verb| -> Vec<&str> {
-            let mut words = vec!["-w", LOCK_SECONDS, "-t", jump.table, verb, jump.chain];
-            words.extend(&rule);
-            words
-        };
-        if run(&program, &with("-C"), None).await?.status.success() {
-            return Ok(false);
-        }
-        let verb = if jump.position == Position::First { "-I" } else { "-A" };
-        check(&program, run(&program, &with(verb), None).await?)?;
-        Ok(true)
-    }
-
     /// Removes every chain for which `ours` holds, and every rule elsewhere that jumps to one. Returns how many chains went.
     pub async fn remove_chains(&self, tables: &[&str], ours: impl Fn(&str) -> bool) -> Result<usize> {
         let mut removed = 0;
@@ -147,7 +146,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<Output> {
+pub(crate) async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<Output> {
     let start = |source| Error::Program { program: program.to_owned(), source };
     let mut child = Command::new(program)
         .args(args)
@@ -175,7 +174,7 @@ async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<Output
     }
 }
 
-fn check(program: &str, output: Output) -> Result<Output> {
+pub(crate) fn check(program: &str, output: Output) -> Result<Output> {
     if output.status.success() {
         return Ok(output);
     }
@@ -240,17 +239,24 @@ impl Chains {
     }
 
     /// The document for `iptables-restore` that brings about `self`, given that `old` was applied; `None` if nothing changed.
-    /// Chains that are gone are removed in the same transaction.
-    pub fn transaction(&self, old: Option<&Chains>) -> Option<String> {
+    /// Chains that are gone are removed in the same transaction, `jumps` are put in place in it.
+    pub fn transaction(&self, old: Option<&Chains>, jumps: &[&Jump]) -> Option<String> {
         let empty = BTreeMap::new();
         let mut document = String::new();
-        let names: BTreeSet<&'static str> = self.tables.keys().chain(old.iter().flat_map(|o| o.tables.keys())).copied().collect();
+        let names: BTreeSet<&'static str> = self
+            .tables
+            .keys()
+            .chain(old.iter().flat_map(|o| o.tables.keys()))
+            .copied()
+            .chain(jumps.iter().map(|j| j.table))
+            .collect();
         for table in names {
             let wanted = self.tables.get(table).unwrap_or(&empty);
             let had = old.and_then(|o| o.tables.get(table)).unwrap_or(&empty);
             let changed: Vec<_> = wanted.iter().filter(|(name, rules)| had.get(*name) != Some(rules)).collect();
             let gone: Vec<_> = had.keys().filter(|name| !wanted.contains_key(*name)).collect();
-            if changed.is_empty() && gone.is_empty() {
+            let jumps: Vec<&&Jump> = jumps.iter().filter(|j| j.table == table).collect();
+            if changed.is_empty() && gone.is_empty() && jumps.is_empty() {
                 continue;
             }
             let _ = writeln!(document, "*{table}");
@@ -262,6 +268,9 @@ impl Chains {
                     let _ = writeln!(document, "-A {name} {rule}");
                 }
             }
+            for jump in jumps {
+                let _ = writeln!(document, "{}", jump.line());
+            }
             for name in gone {
                 let _ = writeln!(document, "-X {name}");
             }
@@ -269,24 +278,11 @@ impl Chains {
         }
         (!document.is_empty()).then_some(document)
     }
-}
 
-/// Deletes conntrack entries of a protocol with the `conntrack` program; `filter` are its words, as `--orig-dst 10.0.0.1`.
-///
-/// # Errors
-/// When the program cannot run. Finding nothing to delete is no error.
-pub async fn delete_conntrack(family: Family, protocol: &str, filter: &[&str]) -> Result<()> {
-    let program = find_program("conntrack").map_or_else(|| "conntrack".to_owned(), |p| Path::display(&p).to_string());
-    let mut words = vec!["-D", "-p", protocol];
-    if family == Family::V6 {
-        words.extend(["-f", "ipv6"]);
+    /// How many rules there are in a table.
+    pub fn rules(&self, table: &str) -> usize {
+        self.tables.get(table).map_or(0, |chains| chains.values().map(Vec::len).sum())
     }
-    words.extend(filter);
-    let output = run(&program, &words, None).await?;
-    if output.status.success() || String::from_utf8_lossy(&output.stderr).contains("0 flow entries") {
-        return Ok(());
-    }
-    check(&program, output).map(drop)
 }
 
 #[cfg(test)]
@@ -316,19 +312,27 @@ mod tests {
     }
 
     #[test]
+    fn a_jump_is_recognised_by_where_it_leads() {
+        let jump = Jump::new("nat", "PREROUTING", Position::First, &["-m", "comment", "--comment", "a b"], "KUBE-A");
+        assert_eq!(jump.line(), "-I PREROUTING -m comment --comment \"a b\" -j KUBE-A");
+        assert!(jump.is_in(&parse_save("*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -m comment --comment \"a b\" -j KUBE-A\n")));
+        assert!(!jump.is_in(&parse_save("*nat\n:PREROUTING ACCEPT [0:0]\n-A OUTPUT -j KUBE-A\n-A PREROUTING -j KUBE-B\n")));
+    }
+
+    #[test]
     fn a_transaction_holds_what_changed_and_nothing_else() {
         let mut old = Chains::default();
         old.chain("nat", "A").push("-j ACCEPT".into());
         old.chain("nat", "B").push("-j ACCEPT".into());
         old.chain("filter", "F");
-        assert_eq!(old.transaction(Some(&old)), None);
+        assert_eq!(old.transaction(Some(&old), &[]), None);
         let mut new = old.clone();
         *new.chain("nat", "B") = vec!["-j DROP".into()];
         new.tables.get_mut("filter").unwrap().remove("F");
         assert_eq!(
-            new.transaction(Some(&old)).as_deref(),
+            new.transaction(Some(&old), &[]).as_deref(),
             Some("*filter\n:F - [0:0]\n-X F\nCOMMIT\n*nat\n:B - [0:0]\n-A B -j DROP\nCOMMIT\n")
         );
-        assert!(new.transaction(None).unwrap().contains("-A A -j ACCEPT"));
+        assert!(new.transaction(None, &[]).unwrap().contains("-A A -j ACCEPT"));
     }
 }

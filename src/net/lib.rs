@@ -19,11 +19,12 @@
 //! - [`ipam`]: the node's addresses on disk; [`cidr`]: prefixes
 //! - [`pod`]: attach, detach, reconcile; [`hostport`]: the rules around pods as a pure function
 //! - [`routes`]: host-gw and VXLAN to other nodes
-//! - [`iptables`]: save, restore, diff, conntrack; [`sysctl`]: kernel settings
+//! - [`iptables`]: save, restore, diff; [`conntrack`]: stale flows; [`sysctl`]: kernel settings
 //! - [`pause`]: the infra container's image, embedded
 //! - [`reset`]: take it all away
 
 pub mod cidr;
+pub mod conntrack;
 pub mod error;
 pub mod hostport;
 pub mod ipam;

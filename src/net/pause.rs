@@ -103,11 +103,13 @@ mod tests {
         std::fs::write(&path, PROGRAM).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         for signal in [nix::sys::signal::SIGTERM, nix::sys::signal::SIGINT] {
-            // `sh` waits until the program has blocked the signals: its state shows them as blocked.
             let mut child = Command::new(&path).spawn().unwrap();
+            // It sleeps once it waits for signals, and not before.
             let status = format!("/proc/{}/status", child.id());
-            let blocked = |text: &str| text.lines().any(|l| l.starts_with("SigBlk:") && !l.ends_with("0000000000000000"));
-            while !blocked(&std::fs::read_to_string(&status).unwrap()) {
+            let waits = |text: &str| text.lines().any(|l| l.starts_with("State:") && l.contains("(sleeping)"));
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while !waits(&std::fs::read_to_string(&status).unwrap()) {
+                assert!(std::time::Instant::now() < deadline, "the program does not wait for signals");
                 std::thread::yield_now();
             }
             let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());

@@ -15,7 +15,8 @@ use crate::cidr::{Cidr, Family};
 use crate::error::{Error, Result};
 use crate::hostport::{self, HostPort};
 use crate::ipam::{Ipam, Record};
-use crate::iptables::{Chains, Iptables, chain_prefix, delete_conntrack};
+use crate::conntrack;
+use crate::iptables::{Chains, Iptables, Jump, chain_prefix, parse_save};
 use crate::link::{Link, Mac, Netlink, Route, Veth};
 use crate::{metrics, sysctl};
 
@@ -307,7 +308,7 @@ impl PodNetwork {
             for ip in &record.ips {
                 let (number, ip_text) = (port.host_port.to_string(), ip.to_string());
                 let filter = ["--dport", &number, "--reply-src", &ip_text];
-                if let Err(error) = delete_conntrack(Family::of(*ip), port.protocol.lower(), &filter).await {
+                if let Err(error) = conntrack::delete_matching(Family::of(*ip), port.protocol.lower(), &filter).await {
                     tracing::warn!(%error, pod = %format!("{}/{}", record.namespace, record.name), "stale flows to a host port stay until they time out");
                 }
             }
@@ -371,15 +372,11 @@ impl PodNetwork {
             let wanted = hostport::chains(&input);
             let iptables = Iptables::new(family);
             let before = applied.entry(family).or_default();
-            let first = before.chains.is_none();
-            if let Some(document) = wanted.transaction(before.chains.as_ref()) {
+            let jumps = hostport::jumps(&prefix);
+            let missing = if before.chains.is_none() { missing_jumps(&iptables, &jumps).await? } else { Vec::new() };
+            if let Some(document) = wanted.transaction(before.chains.as_ref(), &missing) {
                 before.chains = None;
                 iptables.restore(&document).await?;
-            }
-            if first {
-                for jump in hostport::jumps(&prefix) {
-                    iptables.ensure_jump(&jump).await?;
-                }
             }
             before.chains = Some(wanted);
         }
@@ -390,6 +387,15 @@ impl PodNetwork {
         let ipam = self.ipam.lock();
         metrics::pods(&self.config.instance, ipam.records().count());
     }
+}
+
+async fn missing_jumps<'a>(iptables: &Iptables, jumps: &'a [Jump]) -> Result<Vec<&'a Jump>> {
+    let mut missing = Vec::new();
+    for table in ["nat", "filter"] {
+        let saved = parse_save(&iptables.save(table).await?);
+        missing.extend(jumps.iter().filter(|j| j.table == table && !j.is_in(&saved)));
+    }
+    Ok(missing)
 }
 
 fn is_pod_link(link: &Link, bridge: u32) -> bool {
