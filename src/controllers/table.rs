@@ -1,0 +1,38 @@
+//! Which controllers there are.
+
+use crate::{Error, config::Config, context::Controller};
+
+const fn on(name: &'static str, start: fn(&crate::context::Context) -> crate::context::Worker) -> Controller {
+    Controller { name, start, on_by_default: true }
+}
+
+/// All controllers, by upstream's names. Namespaces and identity come first: everything else needs them.
+pub const CONTROLLERS: &[Controller] = &[
+    on("serviceaccount-controller", crate::serviceaccount::start_accounts),
+    on("root-ca-certificate-publisher-controller", crate::serviceaccount::start_root_ca),
+    on("node-ipam-controller", crate::nodeipam::start),
+    on("node-lifecycle-controller", crate::nodelifecycle::start),
+    on("taint-eviction-controller", crate::taint::start),
+    on("certificatesigningrequest-approving-controller", crate::certificates::start_approver),
+    on("certificatesigningrequest-cleaner-controller", crate::certificates::start_cleaner),
+    on("replicaset-controller", crate::replicaset::start_replica_sets),
+    on("replicationcontroller-controller", crate::replicaset::start_replication_controllers),
+    on("deployment-controller", crate::deployment::start),
+    on("endpoints-controller", crate::endpoints::start),
+    on("endpointslice-controller", crate::endpointslice::start),
+    on("endpointslice-mirroring-controller", crate::endpointslice::mirror::start),
+    on("namespace-controller", crate::namespace::start),
+    on("garbage-collector-controller", crate::gc::start),
+    on("pod-garbage-collector-controller", crate::podgc::start),
+];
+
+/// Refuses a configuration that some controller could not work with, and names of controllers that do not exist.
+pub fn check(config: &Config) -> Result<(), Error> {
+    for entry in &config.controllers {
+        let name = entry.trim_start_matches('-');
+        if name != "*" && !CONTROLLERS.iter().any(|controller| controller.name == name) {
+            return Err(Error::Config { field: "controllers", reason: format!("there is no controller {name:?}") });
+        }
+    }
+    crate::nodeipam::parts(config).map(|_| ()).map_err(|reason| Error::Config { field: "clusterCidr", reason })
+}
