@@ -267,7 +267,10 @@ impl SelectableField {
     /// The field's text in an object: what a selector compares with.
     pub fn text<'a>(&'a self, object: &'a Value) -> Cow<'a, str> {
         for pointer in &self.pointers {
-            let found = pointer.iter().try_fold(object, |value, segment| value.get(segment));
+            let found = pointer.iter().try_fold(object, |value, segment| match value {
+                Value::Array(items) => items.get(segment.parse::<usize>().ok()?),
+                value => value.get(segment),
+            });
             match found {
                 Some(Value::String(text)) if !text.is_empty() => return Cow::Borrowed(text),
                 Some(Value::Bool(flag)) => return Cow::Borrowed(if *flag { "true" } else { "false" }),
