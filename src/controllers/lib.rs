@@ -32,6 +32,7 @@ pub mod endpointslice;
 mod expectations;
 mod gc;
 mod hash;
+mod job;
 mod labels;
 mod namespace;
 mod nodeipam;

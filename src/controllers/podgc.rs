@@ -85,9 +85,12 @@ impl Collector {
     }
 
     async fn collect(&self, pod: &PodView, message: Option<&str>) -> Result<(), Error> {
-        if let Some(message) = message.filter(|_| !pod.finished()) {
-            let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": message, "lastTransitionTime": Time(Timestamp::now())});
-            let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"phase": "Failed", "conditions": [condition]}});
+        if !pod.finished() {
+            let mut patch = json!({"metadata": {"uid": pod.uid()}, "status": {"phase": "Failed"}});
+            if let Some(message) = message {
+                let now = Time(Timestamp::now());
+                patch["status"]["conditions"] = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": message, "lastTransitionTime": now}]);
+            }
             match write::strategic_patch(&self.client, &format!("{}/status", write::path(pod)), &patch).await {
                 Err(error) if !error.is_not_found() => return Err(error),
                 _ => {}
