@@ -1,24 +1,21 @@
 //! Removing everything that an instance put into this network namespace.
 
-use std::path::Path;
-
-use crate::cidr::{Cidr, Family};
-use crate::error::{Error, Result};
+use crate::cidr::Family;
+use crate::error::Result;
 use crate::hostport;
 use crate::iptables::{Iptables, chain_prefix};
 use crate::link::Netlink;
-use crate::pod::{ROUTE_PROTOCOL, bridge_name};
-use crate::routes::vxlan_name;
+use crate::pod::bridge_name;
+use crate::routes::{route_protocol, vxlan_name};
 
-/// Removes the instance's links, routes inside `cluster_cidrs` (all of ours, if empty), pod rules and address records.
-/// What is not there is no error. The proxy's own rules are removed by the proxy's cleanup.
-pub async fn reset(instance: &str, cluster_cidrs: &[Cidr], state_dir: &Path) -> Result<()> {
+/// Removes the instance's links, routes and pod rules. What is not there is no error. Address records are in the state
+/// directory, which its owner removes; the proxy's own rules are removed by the proxy's reset.
+pub async fn reset(instance: &str) -> Result<()> {
     let netlink = Netlink::open()?;
+    let protocol = route_protocol(instance);
     for family in [Family::V4, Family::V6] {
-        for route in netlink.routes(family, Some(ROUTE_PROTOCOL)).await? {
-            if cluster_cidrs.is_empty() || cluster_cidrs.iter().any(|c| c.covers(&route.destination)) {
-                netlink.delete_route(&route, ROUTE_PROTOCOL).await?;
-            }
+        for route in netlink.routes(family, Some(protocol)).await? {
+            netlink.delete_route(&route, protocol).await?;
         }
     }
     let bridge = netlink.link(&bridge_name(instance)).await?;
@@ -36,10 +33,5 @@ pub async fn reset(instance: &str, cluster_cidrs: &[Cidr], state_dir: &Path) -> 
             iptables.remove_chains(&["nat", "filter"], |chain| hostport::is_ours(&prefix, chain)).await?;
         }
     }
-    match std::fs::remove_dir_all(state_dir.join("pods")) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::File { path: state_dir.join("pods"), action: "remove", source })
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }

@@ -75,6 +75,11 @@ pub fn vni_of(instance: &str) -> u32 {
     if instance.is_empty() { 87 } else { u32::from_be_bytes([0, digest[0], digest[1], digest[2]]).max(1) }
 }
 
+/// The protocol number of an instance's routes (`ip route show proto 87`): 87, or one from 88 to 184 for a named instance.
+pub fn route_protocol(instance: &str) -> u8 {
+    if instance.is_empty() { ROUTE_PROTOCOL } else { 88 + Sha256::digest(instance.as_bytes())[0] % 97 }
+}
+
 fn vtep_mac(address: IpAddr) -> Mac {
     let mut mac = crate::pod::mac_of(address);
     mac[1] = 0x57;
@@ -222,18 +227,22 @@ impl Routes {
     }
 
     async fn routes(&self, family: Family, plan: &Plan) -> Result<()> {
-        let have = self.netlink.routes(family, Some(ROUTE_PROTOCOL)).await?;
+        let have = self.netlink.routes(family, Some(self.protocol())).await?;
         let wanted: Vec<&Route> = plan.routes.iter().filter(|r| r.destination.family() == family).collect();
         let same = |a: &Route, b: &Route| {
             a.destination == b.destination && a.gateway == b.gateway && (b.link == 0 || a.link == b.link)
         };
         for old in have.iter().filter(|h| self.is_ours(h) && !wanted.iter().any(|w| w.destination == h.destination)) {
-            self.netlink.delete_route(old, ROUTE_PROTOCOL).await?;
+            self.netlink.delete_route(old, self.protocol()).await?;
         }
         for route in wanted.into_iter().filter(|w| !have.iter().any(|h| same(h, w))) {
-            self.netlink.ensure_route(route, ROUTE_PROTOCOL).await?;
+            self.netlink.ensure_route(route, self.protocol()).await?;
         }
         Ok(())
+    }
+
+    fn protocol(&self) -> u8 {
+        route_protocol(&self.config.instance)
     }
 
     fn is_ours(&self, route: &Route) -> bool {
