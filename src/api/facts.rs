@@ -314,7 +314,11 @@ impl<'f> Loader<'f> {
             immutable: fact.immutable,
             list_type,
             map_type: if map_type == MapType::Atomic { map_type } else { inner },
-            patch_strategy: PatchStrategy { merge: patch.contains("merge"), retain_keys: patch.contains("retainKeys") },
+            patch_strategy: PatchStrategy {
+                merge: patch.contains("merge"),
+                retain_keys: patch.contains("retainKeys"),
+                replace: patch == "replace",
+            },
             merge_key: fact.merge_key.as_deref().map(|key| self.word(key)),
             default: fact.default.clone().map(Arc::new),
             proto: fact.proto,

@@ -35,6 +35,7 @@ pub mod discovery;
 pub mod facts;
 pub mod field;
 pub mod meta;
+pub mod openapi;
 pub mod patch;
 pub mod protobuf;
 pub mod quantity;
@@ -44,3 +45,5 @@ pub mod selector;
 pub mod status;
 pub mod strategy;
 pub mod table;
+
+pub use status::ApiError;

@@ -25,7 +25,8 @@ use serde_json::Value;
 
 pub use check::value_kind;
 pub use crd::Builder;
-pub use decode::{Decoded, DecodeError, decode_json};
+pub use decode::{DecodeError, Decoded, decode_json};
+pub use formats::parse_go_duration;
 
 /// How deeply a document may be nested. Upstream's limit is 10,000 and a stack that grows; ours is what no
 /// legitimate object comes near and a thread's stack holds many times over.
@@ -97,6 +98,8 @@ pub struct PatchStrategy {
     pub merge: bool,
     /// `retainKeys`: keys that the patch does not name go away.
     pub retain_keys: bool,
+    /// `replace`: the field is taken from the patch as a whole, where objects are merged by default.
+    pub replace: bool,
 }
 
 /// A field of an object type.
