@@ -8,7 +8,7 @@ use super::{Definition, PrinterColumn, Resource, ScalePaths, SelectableField, St
 use crate::field::FieldError;
 use crate::meta;
 use crate::schema::{Builder, Schemas};
-use crate::strategy::strategy_for;
+use crate::strategy::custom_strategy;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
@@ -48,7 +48,7 @@ impl Resource {
         let schemas = builder.finish()?;
         versions.sort_by(|a, b| version_priority(&b.name).cmp(&version_priority(&a.name)).then_with(|| a.name.cmp(&b.name)));
         Ok(Resource {
-            strategy: strategy_for(&group, &text(&names["plural"])),
+            strategy: custom_strategy(),
             group,
             plural: text(&names["plural"]),
             singular,

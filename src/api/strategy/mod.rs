@@ -17,19 +17,29 @@ use crate::field::FieldError;
 use crate::registry::Resource;
 use crate::schema::TypeId;
 
+pub mod access;
 pub mod at;
+pub mod batch;
+pub mod core;
+pub mod cron;
+pub mod custom;
+pub mod extension;
+pub mod misc;
 pub mod names;
+pub mod network;
 pub mod objectmeta;
-
 pub mod pod;
 pub mod resources;
 pub mod rules;
+pub mod scaling;
 pub mod selectors;
+pub mod service;
 pub mod storage;
+pub mod workloads;
 
 mod table;
 
-pub use table::strategy_for;
+pub use table::{custom_strategy, strategy_for};
 
 /// Who makes the request, for the few kinds that record it (CertificateSigningRequest).
 #[derive(Clone, Debug, Default)]

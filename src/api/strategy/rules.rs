@@ -24,6 +24,8 @@ pub struct Rules {
     pub generation: &'static [&'static str],
     /// `status` is written by `/status` only, which writes nothing else.
     pub status: bool,
+    /// Create takes the status that the creator gives.
+    pub keep_status_on_create: bool,
     /// Whether PUT of an absent object creates it.
     pub create_on_update: bool,
     /// Whether PUT without a resourceVersion is taken.
@@ -62,6 +64,7 @@ impl Rules {
         name: names::dns1123_subdomain,
         generation: &[],
         status: false,
+        keep_status_on_create: false,
         create_on_update: false,
         unconditional_update: true,
         early_defaults: &[],
@@ -105,7 +108,7 @@ pub fn generic_validate(ctx: &Context<'_>, obj: &Value, name: Rule) -> Vec<Field
     let sink = Sink::default();
     objectmeta::validate(&sink.root(obj).at("metadata"), ctx.resource.namespaced, name);
     let mut errors = sink.into_errors();
-    schema_errors(ctx, obj, &mut errors);
+    schema_errors(ctx, obj, None, &mut errors);
     errors
 }
 
@@ -114,14 +117,15 @@ pub fn generic_validate_update(ctx: &Context<'_>, new: &Value, old: &Value) -> V
     let sink = Sink::default();
     objectmeta::validate_update(&sink.root(new).at("metadata"), &old["metadata"]);
     let mut errors = sink.into_errors();
-    schema_errors(ctx, new, &mut errors);
+    schema_errors(ctx, new, Some(old), &mut errors);
     errors
 }
 
-/// Adds what the schema says, unless the same is said already.
-fn schema_errors(ctx: &Context<'_>, obj: &Value, errors: &mut Vec<FieldError>) {
+/// Adds what the schema says, unless the same is said already. What stays as it was in `old` is not held against the
+/// writer.
+fn schema_errors(ctx: &Context<'_>, obj: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let Some(ty) = ctx.schema() else { return };
-    for e in ctx.resource.schemas.validate(ty, obj) {
+    for e in ctx.resource.schemas.validate_update(ty, obj, old) {
         if !errors.iter().any(|o| o.path == e.path && (o.kind == e.kind || o.value == e.value)) {
             errors.push(e);
         }
@@ -151,7 +155,7 @@ impl Strategy for Rules {
     }
 
     fn prepare_create(&self, ctx: &Context<'_>, obj: &mut Value) {
-        if self.status {
+        if self.status && !self.keep_status_on_create {
             remove(obj, "status");
         }
         if self.generation.is_empty() {
@@ -210,7 +214,7 @@ impl Strategy for Rules {
             f(ctx, &root);
         }
         let mut errors = sink.into_errors();
-        schema_errors(ctx, obj, &mut errors);
+        schema_errors(ctx, obj, None, &mut errors);
         errors
     }
 
@@ -240,7 +244,7 @@ impl Strategy for Rules {
             f(ctx, &root);
         }
         let mut errors = sink.into_errors();
-        schema_errors(ctx, new, &mut errors);
+        schema_errors(ctx, new, Some(old), &mut errors);
         errors
     }
 

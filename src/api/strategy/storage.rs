@@ -516,6 +516,7 @@ pub static CSI_DRIVER: Rules = Rules {
             ("spec.volumeLifecycleModes", json!(["Persistent"])),
             ("spec.requiresRepublish", json!(false)),
             ("spec.seLinuxMount", json!(false)),
+            ("spec.preventPodSchedulingIfMissing", json!(false)),
         ] {
             default_at(o, field, value);
         }
