@@ -28,10 +28,12 @@ const EXPIRE_STEP: usize = 512;
 const SWEEP_STEP: u64 = 1024;
 /// After writes, watchers that got no event are told how far the store is, this often at most.
 const PROGRESS: Duration = Duration::from_secs(1);
-/// How far apart the marks are by which history is dropped by age. A mark holds the last revision of its span.
-const MARK: Duration = Duration::from_secs(10);
 /// After a failed attempt to open the file anew, at least this long until the next.
 const REOPEN: Duration = Duration::from_millis(250);
+/// After the disk was found full, puts are refused without another try until this much more is free, or for this long: a
+/// limit that is lifted does not show as free space. Each try costs opening the file anew; it may take a fifth of the time.
+const FULL_PAUSE: Duration = Duration::from_millis(500);
+const FULL_MARGIN: u64 = 1 << 20;
 /// Sleeps are cut to this, so that a deadline by the wall clock survives a change of that clock.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
@@ -56,12 +58,16 @@ pub(super) struct Writer {
     marks: Marks,
     /// The nearest TTL deadline, in milliseconds since the epoch.
     deadline: Option<u64>,
-    /// How far the store was, and when; the oldest first.
+    /// How far the store was, and when; the oldest first. A mark holds the last revision of its span.
     ages: std::collections::VecDeque<(Instant, u64)>,
+    /// The span of a mark: a thirtieth of the history, which bounds their number.
+    mark: Duration,
     progress_due: Option<Instant>,
     /// Set by an I/O error: the file must be opened anew before the next write.
     broken: bool,
     retry: Instant,
+    /// A commit found the disk full although it seemed to have room: until when, and below how much free, not to try.
+    full: Option<(Instant, u64)>,
 }
 
 /// What one commit did.
@@ -86,6 +92,7 @@ impl Writer {
             slot,
             hub,
             metrics,
+            mark: config.history / 30,
             config,
             marks,
             // Unknown yet: look at once.
@@ -94,6 +101,7 @@ impl Writer {
             progress_due: None,
             broken: false,
             retry: now,
+            full: None,
         }
     }
 
@@ -127,7 +135,7 @@ impl Writer {
             .ages
             .iter()
             .find(|(_, revision)| *revision > self.marks.compacted)
-            .map(|(at, _)| (*at + self.config.history + MARK).saturating_duration_since(now));
+            .map(|(at, _)| (*at + self.config.history + self.mark).saturating_duration_since(now));
         let retry = self.broken.then(|| self.retry.saturating_duration_since(now));
         let nearest = match self.broken {
             true => retry,
@@ -223,7 +231,12 @@ impl Writer {
     /// How much the disk lets us do.
     fn room(&self) -> Room {
         let free = self.slot.free().unwrap_or(u64::MAX);
-        Room { free, puts: free >= self.config.reserve, deletes: free >= self.config.reserve / 4 }
+        let in_vain = self.full.is_some_and(|(until, then)| Instant::now() < until && free <= then);
+        Room {
+            free,
+            puts: free >= self.config.reserve && !in_vain,
+            deletes: free >= self.config.reserve / 4,
+        }
     }
 
     /// One commit: the writes (or the expired keys when there are none), then the marks; publishes after the fsync.
@@ -250,7 +263,7 @@ impl Writer {
         if marks.revision > self.marks.revision {
             self.progress_due.get_or_insert(now + PROGRESS);
             match self.ages.back_mut() {
-                Some((at, revision)) if now.duration_since(*at) < MARK => *revision = marks.revision,
+                Some((at, revision)) if now.duration_since(*at) < self.mark => *revision = marks.revision,
                 _ => self.ages.push_back((now, marks.revision)),
             }
         }
@@ -264,9 +277,14 @@ impl Writer {
     fn failed(&mut self, fault: Fault) -> Error {
         let error = fault.tell(&self.slot.what());
         tracing::error!(%error, "a commit failed: opening the store anew");
+        let began = Instant::now();
         self.broken = true;
-        self.retry = Instant::now();
+        self.retry = began;
         self.recover();
+        if matches!(error, Error::Full { .. }) {
+            let free = self.slot.free().unwrap_or(0).saturating_add(FULL_MARGIN);
+            self.full = Some((Instant::now() + FULL_PAUSE.max(began.elapsed() * 4), free));
+        }
         error
     }
 
@@ -351,7 +369,7 @@ impl Writer {
         let now = Instant::now();
         let mut goal = self.marks.revision.saturating_sub(self.config.history_revisions);
         while let Some((at, revision)) = self.ages.front()
-            && *at + self.config.history + MARK <= now
+            && *at + self.config.history + self.mark <= now
         {
             goal = goal.max(*revision);
             self.ages.pop_front();

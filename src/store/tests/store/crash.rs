@@ -15,7 +15,7 @@ use windlass_store::{Embedded, EmbeddedConfig, Expect, Op, Outcome, Store, Txn};
 use crate::suite::prefix;
 
 const ROUNDS: u32 = 200;
-const WRITERS: u64 = 6;
+const WRITERS: u64 = 24;
 const KEYS: u64 = 12;
 const CHILD: &str = "WINDLASS_STORE_CRASH";
 const SEED: &str = "WINDLASS_STORE_SEED";
@@ -131,7 +131,7 @@ fn kill_one(folder: &Path, base: u64, random: &mut StdRng) -> Vec<(String, Optio
         }
     };
     // Sometimes while it opens and recovers, mostly under load.
-    let (after_start, pause) = (random.random_bool(0.15), Duration::from_micros(random.random_range(0..40_000)));
+    let (after_start, pause) = (random.random_bool(0.15), Duration::from_micros(random.random_range(0..30_000)));
     if !after_start {
         let mut line = String::new();
         while !line.contains("ack ") && output.read_line(&mut line).expect("read") > 0 {

@@ -209,7 +209,6 @@ async fn history_is_bounded_by_length_and_by_age() {
     assert!(status.compacted >= status.revision - 500, "by length: {status:?}");
     assert!(status.compacted <= status.revision - 400, "not more than asked: {status:?}");
     drop(store);
-    // By age the marks are 10 s apart: what was there at the start goes that long after it.
     let store = Embedded::open(config).await.expect("open");
     let gone = tokio::time::timeout(Duration::from_secs(20), async {
         let mut watch = store.watch("/h/", status.revision).await.expect("watch");
