@@ -100,6 +100,13 @@ pub fn broken(format: &str, text: &str) -> Vec<String> {
         "k8s-long-name" => content::dns_subdomain(text),
         "k8s-long-name-caseless" => content::dns_subdomain(&text.to_ascii_lowercase()),
         "k8s-label-key" => content::qualified_name(text),
+        "k8s-prefixed-label-key" => {
+            let mut errors = content::qualified_name(text);
+            if errors.is_empty() && !text.contains('/') {
+                errors.push("must include a prefix (e.g. 'example.com/key')".to_owned());
+            }
+            errors
+        }
         "k8s-label-value" => content::label_value(text),
         "k8s-path-segment-name" => content::path_segment(text),
         "k8s-ip" => content::ip(text),

@@ -83,6 +83,8 @@ impl Walk<'_> {
 
     fn fields(&mut self, ty: &Type, map: &Map<String, Value>, old: Option<&Map<String, Value>>, path: &Path<'_>) {
         let outer = self.status;
+        // What may change in metadata is the strategies' to say: the server itself writes there.
+        let metadata = ty.name.as_deref().is_some_and(|name| name.ends_with(".ObjectMeta"));
         for field in &ty.fields {
             let value = map.get(&*field.name).filter(|value| !(ty.typed && value.is_null()));
             let before = old.and_then(|old| old.get(&*field.name));
@@ -90,7 +92,7 @@ impl Walk<'_> {
             if ty.typed && matches!(path, Path::Root) {
                 self.status = &*field.name == "status";
             }
-            if field.immutable && let Some(before) = before.filter(|_| old.is_some()) && value != Some(before) {
+            if field.immutable && !metadata && let Some(before) = before.filter(|_| old.is_some()) && value != Some(before) {
                 let shown = value.cloned().unwrap_or(Value::Null);
                 self.push(FieldError::invalid(below.to_string(), shown, "field is immutable"));
             }
