@@ -32,6 +32,9 @@ const EXTRA: &[(&str, &str)] = &[
     (META, "List"),
 ];
 
+/// Values of enumerations that are written as constants of another package.
+const ELSEWHERE: [(&str, &[&str]); 1] = [("io.k8s.api.discovery.v1.AddressType", &["IPv4", "IPv6"])];
+
 /// Types with an encoding of their own, as the facts name them.
 const SPECIAL: &[(&str, &str, &str)] = &[
     (META, "Time", "time"),
@@ -218,6 +221,8 @@ impl Collector {
         match &named.definition {
             Definition::Other(underlying) if underlying == "string" => {
                 let mut values = self.packages[package].constants.get(name).cloned().unwrap_or_default();
+                // Values that are constants of another package are not followed.
+                values.extend(ELSEWHERE.iter().filter(|(of, _)| *of == key).flat_map(|(_, v)| v.iter().map(|v| (*v).to_owned())));
                 values.sort();
                 values.dedup();
                 if values.is_empty() {
