@@ -220,8 +220,8 @@ pub trait Store: Send + Sync + 'static {
     async fn txn(&self, txn: Txn) -> Result<Outcome>;
 
     /// Every change of the prefix after a revision: what the history has, then what comes. Errors: [`Error::Compacted`]
-    /// when the history no longer reaches back that far (etcd may tell it only as the stream's first item),
-    /// [`Error::Future`]; in the stream also [`Error::SlowWatcher`], and [`Error::Unavailable`] when the store stays away.
+    /// when the history no longer reaches back that far (in the stream, when a compaction overtakes it), [`Error::Future`];
+    /// in the stream also [`Error::SlowWatcher`], and [`Error::Unavailable`] when the store stays away.
     async fn watch(&self, prefix: &str, after_revision: u64) -> Result<Watch>;
 
     /// Asks every watch of this store to tell its progress: each soon yields a batch (with events or without) at or

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{EventType, GetOptions, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, timeout};
 
@@ -27,7 +27,8 @@ struct State {
     over: bool,
 }
 
-/// Begins a watch; returns when etcd has confirmed it.
+/// Begins a watch; returns when etcd has confirmed it. etcd tells about a revision that cannot be watched only afterwards, in
+/// the stream: so we ask first whether it can be read, which is the same condition.
 pub(super) async fn open(link: Arc<Link>, prefix: &str, after: u64, progress: Receiver<u64>) -> Result<Watch> {
     let mut state = State {
         link,
@@ -39,16 +40,17 @@ pub(super) async fn open(link: Arc<Link>, prefix: &str, after: u64, progress: Re
         over: false,
     };
     state.progress.mark_unchanged();
+    let readable = GetOptions::new().with_revision(signed(after.max(1))).with_count_only();
+    if let Err(error) = state.link.peers.get(super::compact::KEY.into(), readable).await {
+        return Err(state.link.about_revision(error, after).await);
+    }
     let mut tried = 1;
-    let current = loop {
-        match state.connect().await {
-            Err(Error::Unavailable { .. }) if tried < ROUNDS * state.link.peers.endpoints.len() => tried += 1,
-            other => break other?,
+    while let Err(error) = state.connect().await {
+        if tried >= ROUNDS * state.link.peers.endpoints.len() || !matches!(error, Error::Unavailable { .. }) {
+            return Err(error);
         }
+        tried += 1;
         tokio::time::sleep(Duration::from_millis(50)).await;
-    };
-    if after > current {
-        return Err(Error::Future { requested: after, current });
     }
     Ok(Watch::new(futures::stream::unfold(state, |mut state| async move {
         if state.over {
@@ -121,8 +123,8 @@ impl State {
         }
     }
 
-    /// Opens the stream behind what was seen, and gives etcd's revision of now.
-    async fn connect(&mut self) -> Result<u64> {
+    /// Opens the stream behind what was seen.
+    async fn connect(&mut self) -> Result<()> {
         let mut options =
             WatchOptions::new().with_start_revision(signed(self.seen + 1)).with_prev_key().with_progress_notify();
         let key = match prefix_end(self.prefix.as_bytes()) {
@@ -151,9 +153,7 @@ impl State {
         let (stream, response) = begun?;
         let response = response.ok_or_else(|| super::odd("a watch that ended at once"))?;
         self.stream = Some(stream);
-        let current = revision(response.header());
-        self.take(&response)?;
-        Ok(current)
+        self.take(&response)
     }
 
     fn take(&mut self, response: &WatchResponse) -> Result<()> {
