@@ -13,8 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use windlass_api::registry::Registry;
-use windlass_api::{ApiError, discovery, protobuf};
-use crate::openapi_pending as openapi;
+use windlass_api::{ApiError, discovery, openapi, protobuf};
 
 use crate::content::{self, Media, Offer, Reply};
 use crate::rest::query::Query;

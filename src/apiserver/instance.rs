@@ -11,7 +11,7 @@ use windlass_api::ApiError;
 use windlass_api::registry::Registry;
 use windlass_daemon::health::Health;
 use windlass_daemon::server::{self, Tls};
-use windlass_store::{Embedded, EmbeddedConfig, Store};
+use windlass_store::{Embedded, EmbeddedConfig, Etcd, EtcdConfig, Store};
 
 use crate::admission::chain::Chain;
 use crate::allocate::{Allocators, repair};
@@ -226,6 +226,13 @@ impl ApiServer {
 async fn open_store(config: &Config) -> Result<(Arc<dyn Store>, bool), Error> {
     let made = std::fs::create_dir_all(&config.data_dir);
     made.map_err(|source| Error::DataDir { path: config.data_dir.display().to_string(), source })?;
+    if !config.etcd_servers.is_empty() {
+        let mut etcd = EtcdConfig::new(config.etcd_servers.iter().cloned());
+        etcd.ca_file.clone_from(&config.etcd_cafile);
+        etcd.cert_file.clone_from(&config.etcd_certfile);
+        etcd.key_file.clone_from(&config.etcd_keyfile);
+        return Ok((Arc::new(Etcd::connect(etcd).await?), false));
+    }
     let store = Embedded::open(EmbeddedConfig::new(config.data_dir.join("store.redb"))).await?;
     Ok((Arc::new(store), true))
 }

@@ -40,7 +40,6 @@ pub mod hooks;
 mod instance;
 pub mod kubelet;
 pub mod metrics;
-mod openapi_pending;
 pub mod pki;
 pub mod proxy;
 pub mod request;

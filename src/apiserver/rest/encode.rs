@@ -158,6 +158,20 @@ impl ListMeta {
         }
         value
     }
+
+    /// The protobuf message: resourceVersion is field 2, continue 3, remainingItemCount 4.
+    fn to_message(&self) -> Bytes {
+        let mut bytes = BytesMut::new();
+        // selfLink is always written, as Go does.
+        put_field(&mut bytes, 1, b"");
+        put_field(&mut bytes, 2, self.revision.to_string().as_bytes());
+        put_field(&mut bytes, 3, self.continue_token.as_deref().unwrap_or_default().as_bytes());
+        if let Some(remaining) = self.remaining {
+            bytes.put_u8(0x20);
+            put_varint(&mut bytes, usize::try_from(remaining).unwrap_or(usize::MAX));
+        }
+        bytes.freeze()
+    }
 }
 
 /// A list as a response.
@@ -190,7 +204,7 @@ pub(crate) fn list_reply(call: &Call, items: &[Arc<Stored>], list: &ListMeta) ->
             content::respond(StatusCode::OK, output.media.as_str(), content::encode_plain(&value, output.media, output.pretty), call.gzip())
         }
         Media::Protobuf => {
-            let list_meta = meta_message("ListMeta", &meta)?;
+            let list_meta = list.to_message();
             pieces(StatusCode::OK, content::PROTOBUF, protobuf_list(&form.api_version, kind, &list_meta, parts), call.gzip())
         }
     })
