@@ -52,7 +52,7 @@ pub fn v3_index(registry: &Registry) -> Value {
         for (row, version) in rows {
             (&row.plural, &row.kind, row.namespaced, version.subresources.len()).hash(&mut hasher);
             if let Some(schema) = &version.openapi {
-                schema.to_string().hash(&mut hasher);
+                schema.hash(&mut hasher);
             }
         }
         let url = format!("/openapi/v3/{path}?hash={:016X}", hasher.finish());
@@ -140,7 +140,8 @@ impl<'d> Document<'d> {
 
     fn resource(&mut self, row: &Resource, version: &Version) {
         let (own, list) = match &version.openapi {
-            Some(schema) => self.custom(row, version, schema),
+            // It was JSON when the row was made of it.
+            Some(schema) => self.custom(row, version, &serde_json::from_str(schema).unwrap_or_default()),
             None => self.builtin(row, version),
         };
         self.kind(&own, &row.group, &version.name, &row.kind);

@@ -123,10 +123,28 @@ fn custom_version(builder: &mut Builder, base: &Schemas, group: &str, kind: &str
         columns: version["additionalPrinterColumns"].as_array().into_iter().flatten().map(column).collect(),
         served: version["served"] == true,
         deprecated_warning: deprecation(group, kind, version),
-        openapi: Some(Arc::new(schema.clone())),
+        openapi: Some(schema.to_string().into()),
         scale,
         storage_version_hash: None,
     }
+}
+
+/// What a CustomResourceDefinition asks for and does not get: texts for `Warning` headers.
+pub fn warnings(crd: &Value) -> Vec<String> {
+    fn has_rules(schema: &Value) -> bool {
+        match schema {
+            Value::Object(map) => map.iter().any(|(key, value)| key == "x-kubernetes-validations" || has_rules(value)),
+            Value::Array(items) => items.iter().any(has_rules),
+            _ => false,
+        }
+    }
+    let versions = crd["spec"]["versions"].as_array().into_iter().flatten().enumerate();
+    let with_rules = versions.filter(|(_, version)| has_rules(&version["schema"]["openAPIV3Schema"]));
+    with_rules
+        .map(|(index, _)| {
+            format!("spec.versions[{index}].schema.openAPIV3Schema: x-kubernetes-validations are kept and published, but not evaluated by this server")
+        })
+        .collect()
 }
 
 fn column(column: &Value) -> PrinterColumn {

@@ -90,8 +90,9 @@ pub struct Version {
     pub served: bool,
     /// Text of the `Warning` header that each request gets, when the version is deprecated.
     pub deprecated_warning: Option<String>,
-    /// The schema of a custom resource as it was written, for OpenAPI and for CEL rules.
-    pub openapi: Option<Arc<Value>>,
+    /// The schema of a custom resource as it was written, JSON text (a tree would weigh ten times as much):
+    /// for OpenAPI, and for who evaluates its CEL rules.
+    pub openapi: Option<Arc<str>>,
     /// The scale subresource's paths.
     pub scale: Option<ScalePaths>,
     /// What upstream's discovery calls `storageVersionHash`.

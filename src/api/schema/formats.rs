@@ -10,9 +10,65 @@ use crate::content;
 /// Bound of a compiled regular expression, in bytes.
 pub const REGEX_SIZE: usize = 1 << 20;
 
-/// Compiles a pattern of a CRD. RE2's syntax and ours agree on all but exotic escapes.
+/// Compiles a pattern of a CRD, which is in Go's syntax.
 pub fn compile(source: &str) -> Result<Regex, String> {
-    RegexBuilder::new(source).size_limit(REGEX_SIZE).dfa_size_limit(REGEX_SIZE).build().map_err(|error| error.to_string())
+    RegexBuilder::new(&from_go(source)).size_limit(REGEX_SIZE).dfa_size_limit(REGEX_SIZE).build().map_err(|error| error.to_string())
+}
+
+/// Go's regular expressions (RE2) in our engine's syntax. They agree but for this: Go's `\d`, `\w`, `\s` and
+/// `\b` are ASCII; in a class `[`, `&` and `~` stand for themselves; `\Q...\E` quotes; `\z` is the end.
+fn from_go(source: &str) -> String {
+    let mut out = String::with_capacity(source.len() + 16);
+    let mut characters = source.chars().peekable();
+    // Inside a class; and whether the next character is its first (where `]` is literal).
+    let (mut class, mut first) = (false, false);
+    while let Some(character) = characters.next() {
+        let at_start = std::mem::take(&mut first);
+        match character {
+            '\\' => match characters.next() {
+                Some('d') => out.push_str("[0-9]"),
+                Some('D') => out.push_str("[^0-9]"),
+                Some('w') => out.push_str("[0-9A-Za-z_]"),
+                Some('W') => out.push_str("[^0-9A-Za-z_]"),
+                Some('s') => out.push_str("[\\t\\n\\f\\r ]"),
+                Some('S') => out.push_str("[^\\t\\n\\f\\r ]"),
+                Some('b') if !class => out.push_str("(?-u:\\b)"),
+                Some('B') if !class => out.push_str("(?-u:\\B)"),
+                Some('Q') => {
+                    let rest: String = characters.by_ref().collect();
+                    let (quoted, rest) = rest.split_once("\\E").unwrap_or((&rest, ""));
+                    return out + &regex::escape(quoted) + &from_go(rest);
+                }
+                Some(escaped) => out.extend(['\\', escaped]),
+                None => out.push('\\'),
+            },
+            '[' if !class => {
+                (class, first) = (true, true);
+                out.push('[');
+                if characters.next_if_eq(&'^').is_some() {
+                    out.push('^');
+                }
+            }
+            '[' if characters.peek() == Some(&':') => {
+                // A named class, `[:alpha:]`: up to its end.
+                out.push('[');
+                for character in characters.by_ref() {
+                    out.push(character);
+                    if character == ']' {
+                        break;
+                    }
+                }
+            }
+            ']' if class && at_start => out.push_str("\\]"),
+            ']' if class => {
+                class = false;
+                out.push(']');
+            }
+            '[' | '&' | '~' if class => out.extend(['\\', character]),
+            character => out.push(character),
+        }
+    }
+    out
 }
 
 /// Go's `time.ParseDuration`, in nanoseconds.

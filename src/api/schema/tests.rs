@@ -266,3 +266,96 @@ fn durations() {
         assert_eq!(parse_go_duration(bad), None, "{bad}");
     }
 }
+
+#[test]
+fn patterns_in_gos_syntax() {
+    let check = |pattern: &str, good: &[&str], bad: &[&str]| {
+        let regex = formats::compile(pattern).unwrap_or_else(|error| panic!("{pattern}: {error}"));
+        good.iter().for_each(|text| assert!(regex.is_match(text), "{pattern} does not match {text:?}"));
+        bad.iter().for_each(|text| assert!(!regex.is_match(text), "{pattern} matches {text:?}"));
+    };
+    check(r"^\d+$", &["12"], &["\u{0661}"]);
+    check(r"^[\w-]+$", &["a_-1"], &["\u{e4}", "a b"]);
+    check(r"^[^\w]$", &["-"], &["a"]);
+    check(r"^[[&~]+$", &["[&~"], &["a"]);
+    check(r"^[]a]+$", &["]a"], &["b"]);
+    check(r"^[^]a]+$", &["b"], &["]"]);
+    check(r"^[[:alpha:]_]+$", &["a_b"], &["1"]);
+    check(r"\Qa.b\E$", &["a.b"], &["axb"]);
+    check(r"^(?:a|b){1,3}\z", &["aba"], &["abab"]);
+    check(r"\bx\b", &["a x b"], &["axb"]);
+    for bad in ["(", "[a", "a{2,1}", r"(?=a)", &format!("(a{{1000}}){{1000}}")] {
+        assert!(formats::compile(bad).is_err(), "{bad} was accepted");
+    }
+}
+
+/// Deterministic noise: every walk takes every shape of value without panicking.
+#[test]
+fn noise_never_panics() {
+    struct Noise(u64);
+    impl Noise {
+        fn next(&mut self, bound: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % bound
+        }
+        fn text(&mut self) -> String {
+            const PIECES: [&str; 16] = ["", "a", "-", ".", "/", "=", ",", "!", "(", ")", "in", "\u{e4}", "1", "e9", "Ki", "\\"];
+            (0..self.next(6)).map(|_| PIECES[self.next(16) as usize]).collect()
+        }
+        fn value(&mut self, schemas: &Schemas, id: TypeId, depth: usize) -> Value {
+            let shape = *schemas.shape(id);
+            match (self.next(if depth > 6 { 5 } else { 12 }), shape) {
+                (0, _) => Value::Null,
+                (1, _) => json!(self.next(2) == 0),
+                (2, _) => json!(self.next(1 << 31) as i64 - (1 << 30)),
+                (3, _) => self.text().into(),
+                (4, _) => json!([{"a": [1.5]}]),
+                (_, Shape::Object) => {
+                    let fields: Vec<(String, TypeId)> = schemas.fields(id).map(|field| (field.name.to_string(), field.ty)).collect();
+                    let mut map = serde_json::Map::new();
+                    for (name, ty) in fields {
+                        if self.next(4) == 0 {
+                            map.insert(name, self.value(schemas, ty, depth + 1));
+                        }
+                    }
+                    map.into()
+                }
+                (_, Shape::List(item)) => (0..self.next(3)).map(|_| self.value(schemas, item, depth + 1)).collect(),
+                (_, Shape::Map(item)) => json!({self.text(): self.value(schemas, item, depth + 1)}),
+                _ => self.text().into(),
+            }
+        }
+    }
+    let mut noise = Noise(7);
+    for (group, version, name) in
+        [("", "v1", "Pod"), ("apps", "v1", "Deployment"), ("apiextensions.k8s.io", "v1", "CustomResourceDefinition"), ("", "v1", "Service")]
+    {
+        let (schemas, ty) = kind(group, version, name);
+        for _ in 0..150 {
+            let mut value = noise.value(&schemas, ty, 0);
+            let fits = schemas.check_types(ty, &value).is_ok();
+            schemas.prune(ty, &mut value);
+            if fits {
+                schemas.normalize(ty, &mut value);
+                schemas.apply_defaults(ty, &mut value);
+            }
+            let _ = schemas.validate(ty, &value);
+            if name == "CustomResourceDefinition" {
+                let _ = Resource::from_crd(&value);
+            }
+            if fits && let Ok(bytes) = crate::protobuf::encode_message(&schemas, ty, &value) {
+                crate::protobuf::decode_message(&schemas, ty, &bytes).expect("what we encode decodes");
+            }
+        }
+    }
+    for _ in 0..3000 {
+        let text = noise.text();
+        let _ = crate::selector::LabelSelector::parse(&text);
+        let _ = crate::selector::FieldSelector::parse(&text);
+        let _ = crate::quantity::canonical(&text);
+        let _ = parse_go_duration(&text);
+        let _ = formats::compile(&text);
+        let _ = formats::broken("duration", &text);
+        let _ = formats::broken("k8s-resource-fully-qualified-name", &text);
+    }
+}
