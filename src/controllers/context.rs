@@ -32,7 +32,10 @@ use windlass_client::{
     queue::{self, Action, Queue},
 };
 
-use crate::{Error, config::Config, pod::PodView};
+use crate::{Error, config::Config, pod::PodView, write::ApiErrorExt};
+
+/// How long a lost race is given to reach the cache.
+const AFTER_CONFLICT: Duration = Duration::from_millis(30);
 
 /// A controller's whole life, from the first sync of its caches to shutdown.
 pub type Worker = BoxFuture<'static, ()>;
@@ -171,7 +174,19 @@ impl Context {
         F: Fn(Arc<S>, T) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Action, Error>> + Send + 'static,
     {
-        Box::pin(queue::run(queue, workers, self.shutdown.clone(), move |key| work(state.clone(), key)))
+        Box::pin(queue::run(queue, workers, self.shutdown.clone(), move |key| {
+            let work = work(state.clone(), key);
+            async move {
+                match work.await {
+                    // Somebody else wrote first. That is no fault: the cache will show it in a moment.
+                    Err(error) if error.is_conflict() => {
+                        tracing::debug!(%error, "lost a race; once more");
+                        Ok(Action::RequeueAfter(AFTER_CONFLICT))
+                    }
+                    result => result,
+                }
+            }
+        }))
     }
 }
 

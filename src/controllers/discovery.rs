@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use http::{Request, header::ACCEPT};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::Error;
 
@@ -51,9 +51,14 @@ pub struct Found {
     pub missing: Vec<String>,
 }
 
+/// Reads null as the empty value, which is how Go writes an empty slice.
+pub fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 #[derive(Deserialize)]
 struct List {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     items: Vec<Group>,
 }
 
@@ -74,7 +79,7 @@ struct Named {
 #[derive(Deserialize)]
 struct Version {
     version: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     resources: Vec<Listed>,
     #[serde(default)]
     freshness: String,

@@ -26,6 +26,7 @@ mod certificates;
 pub mod config;
 pub mod context;
 pub mod deployment;
+mod daemonset;
 mod discovery;
 pub mod endpoints;
 pub mod endpointslice;
@@ -42,6 +43,7 @@ mod pod;
 mod podcontrol;
 mod podgc;
 pub mod replicaset;
+mod revision;
 mod serviceaccount;
 mod table;
 mod taint;
@@ -60,7 +62,7 @@ pub use table::CONTROLLERS;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API refused or could not be reached. A step is tried again with back-off.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", write::api_message(source))]
     Api { what: String, source: Box<kube::Error> },
     /// A request could not be built.
     #[error("cannot build a request for {path}: {reason}")]

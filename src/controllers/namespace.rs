@@ -31,7 +31,8 @@ const PARALLEL: usize = 8;
 
 #[derive(Deserialize)]
 struct MetadataList {
-    #[serde(default)]
+    /// Go writes an empty list as null.
+    #[serde(default, deserialize_with = "crate::discovery::null_as_default")]
     items: Vec<Item>,
 }
 

@@ -19,6 +19,7 @@ pub const CONTROLLERS: &[Controller] = &[
     on("replicationcontroller-controller", crate::replicaset::start_replication_controllers),
     on("deployment-controller", crate::deployment::start),
     on("job-controller", crate::job::start),
+    on("daemonset-controller", crate::daemonset::start),
     on("endpoints-controller", crate::endpoints::start),
     on("endpointslice-controller", crate::endpointslice::start),
     on("endpointslice-mirroring-controller", crate::endpointslice::mirror::start),

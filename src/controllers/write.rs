@@ -24,9 +24,6 @@ pub trait ApiErrorExt {
     fn is_invalid(&self) -> bool {
         self.code() == 422
     }
-    fn is_forbidden(&self) -> bool {
-        self.code() == 403
-    }
     /// Nothing can be created in this namespace any more: not an error, the namespace goes and we go with it.
     fn is_namespace_terminating(&self) -> bool;
 }
@@ -63,10 +60,15 @@ impl ApiErrorExt for Error {
 /// The text of a refusal as the server put it: what goes into events and conditions.
 pub fn message(error: &Error) -> String {
     match error {
-        Error::Api { source, .. } => match &**source {
-            kube::Error::Api(status) => status.message.clone(),
-            other => other.to_string(),
-        },
+        Error::Api { source, .. } => api_message(source),
+        other => other.to_string(),
+    }
+}
+
+/// The server's own words, where it is the server that refused.
+pub fn api_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),
     }
 }

@@ -15,7 +15,7 @@ struct Args {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
     tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
-    let client = windlass_client::connect::from_kubeconfig(args.kubeconfig.as_deref())?;
+    let client = windlass_client::connect::from_kubeconfig(args.kubeconfig.as_deref()).await?;
     let role = windlass_client::Role {
         client,
         shutdown: windlass_daemon::shutdown::on_signals(),
