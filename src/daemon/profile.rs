@@ -1,19 +1,22 @@
 //! CPU and heap profiles in pprof's format (gzipped protobuf, symbols inside), as `go tool pprof` reads them.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
-use flate2::{Compression, write::GzEncoder};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use pprof::ProfilerGuardBuilder;
-use pprof::protos::Message;
+use pprof::protos::{Message, Profile};
 use tokio::sync::Semaphore;
 
 /// Samples a second: upstream's (Go's) rate, off by one so as not to beat in time with timers.
 pub const DEFAULT_HZ: i32 = 99;
 /// The longest profile that is taken, in seconds.
 pub const MAX_SECONDS: u64 = 600;
+
+/// Frames of the allocator: pprof leaves them out, with all that they call, so that a profile names who allocates.
+const ALLOCATOR_FRAMES: &str = r"<?alloc::(alloc|raw_vec)::.*|.*GlobalAlloc>?::.*|.*__rust_(alloc|alloc_zeroed|realloc)|_?_?rjem_.*|malloc|calloc|realloc|mallocx|rallocx|posix_memalign|aligned_alloc|prof_.*";
 
 /// Why there is no profile.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +46,16 @@ pub async fn cpu(duration: Duration, hz: i32) -> Result<Bytes, ProfileError> {
     // Symbols are read from the binary's debug information: far too long for an async thread.
     tokio::task::spawn_blocking(move || {
         let profile = guard.report().build()?.pprof()?;
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-        gzip.write_all(&profile.encode_to_vec())?;
-        Ok(Bytes::from(gzip.finish()?))
+        backtrace::clear_symbol_cache();
+        encode(&profile)
     })
     .await?
+}
+
+fn encode(profile: &Profile) -> Result<Bytes, ProfileError> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(&profile.encode_to_vec())?;
+    Ok(Bytes::from(gzip.finish()?))
 }
 
 /// What is allocated now, by the stack that allocated it, sampled by jemalloc.
@@ -57,8 +65,19 @@ pub async fn heap() -> Result<Bytes, ProfileError> {
     if !control.activated() {
         return Err(ProfileError::HeapOff);
     }
-    let dump = tokio::task::spawn_blocking(move || control.dump_pprof()).await?;
-    dump.map(Bytes::from).map_err(|error| ProfileError::Heap(format!("{error:#}")))
+    tokio::task::spawn_blocking(move || {
+        let dumped = control.dump_pprof().map_err(|error| ProfileError::Heap(format!("{error:#}")))?;
+        // The symbols of a whole binary would stay in memory, many times what a role needs.
+        backtrace::clear_symbol_cache();
+        let mut raw = Vec::new();
+        GzDecoder::new(&dumped[..]).read_to_end(&mut raw)?;
+        let mut profile =
+            Profile::decode(&raw[..]).map_err(|error| ProfileError::Heap(format!("jemalloc's profile: {error}")))?;
+        profile.drop_frames = i64::try_from(profile.string_table.len()).unwrap_or(0);
+        profile.string_table.push(ALLOCATOR_FRAMES.to_owned());
+        encode(&profile)
+    })
+    .await?
 }
 
 /// The function at an address of this process, as `/debug/pprof/symbol` tells it.
