@@ -107,8 +107,9 @@ impl Builder {
         let mut ty = Type::new(shape);
         ty.nullable = schema["nullable"] == true;
         ty.embedded = embedded;
-        let structured = schema["properties"].as_object().is_some_and(|properties| !properties.is_empty());
-        ty.preserve_unknown = preserve || (preserving && !structured);
+        // Properties beside `additionalProperties: true` keep what they do not name.
+        let open = schema["additionalProperties"] == true && has_properties(schema);
+        ty.preserve_unknown = preserve || open || (preserving && !has_properties(schema));
         ty.list_type = self.list_type(schema, path);
         if schema["x-kubernetes-map-type"] == "atomic" {
             ty.map_type = MapType::Atomic;
@@ -164,7 +165,7 @@ impl Builder {
         if additional && level == Level::Root {
             self.forbidden(&format!("{path}.additionalProperties"), "must not be used at the root");
         }
-        if additional && schema["properties"].as_object().is_some_and(|properties| !properties.is_empty()) {
+        if additional && schema["additionalProperties"] != true && has_properties(schema) {
             self.forbidden(&format!("{path}.additionalProperties"), "additionalProperties and properties are mutual exclusive");
         }
         for name in ["$ref", "definitions", "dependencies", "patternProperties", "additionalItems", "id", "$schema"] {
@@ -186,10 +187,8 @@ impl Builder {
                 let below = format!("{path}.additionalProperties");
                 Shape::Map(self.node(&schema["additionalProperties"], Level::Field, preserving, &below))
             }
-            Value::Bool(true) if level != Level::Root => Shape::Map(self.schemas.push(Type::new(Shape::Any))),
-            Value::Bool(false) => {
-                self.forbidden(&format!("{path}.additionalProperties"), "additionalProperties cannot be set to false");
-                Shape::Object
+            Value::Bool(true) if level != Level::Root && !has_properties(schema) => {
+                Shape::Map(self.schemas.push(Type::new(Shape::Any)))
             }
             _ => Shape::Object,
         }
@@ -308,7 +307,7 @@ impl Builder {
             self.invalid(&format!("{path}.type"), &schema["type"], "must be array if x-kubernetes-list-type is specified");
         }
         if !keys.is_empty() && kind != Some("map") {
-            let detail = if kind.is_none() { "must be map if x-kubernetes-list-map-keys is non-empty" } else { "must be map" };
+            let detail = "must be map if x-kubernetes-list-map-keys is non-empty";
             if kind.is_none() {
                 self.required(&place, detail);
             } else {
@@ -319,9 +318,13 @@ impl Builder {
             None | Some("atomic") => ListType::Atomic,
             Some("set") => {
                 let items = &schema["items"];
-                let atomic = items["x-kubernetes-list-type"] == "atomic" || items["x-kubernetes-map-type"] == "atomic";
-                if matches!(items["type"].as_str(), Some("object" | "array")) && !atomic {
-                    self.forbidden(&format!("{path}.items"), "items of a set must be scalars or atomic");
+                let detail = "must be atomic as item of a list with x-kubernetes-list-type=set";
+                let list = &items["x-kubernetes-list-type"];
+                if items["type"] == "array" && !list.is_null() && *list != "atomic" {
+                    self.invalid(&format!("{path}.items.x-kubernetes-list-type"), list, detail);
+                }
+                if items["type"] == "object" && items["x-kubernetes-map-type"] != "atomic" {
+                    self.invalid(&format!("{path}.items.x-kubernetes-map-type"), list, detail);
                 }
                 if items["nullable"] == true {
                     self.forbidden(&format!("{path}.items.nullable"), "cannot be nullable when x-kubernetes-list-type is set");
@@ -339,8 +342,11 @@ impl Builder {
                 let required: Vec<&str> = items["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
                 for (index, key) in keys.iter().enumerate() {
                     let property = &items["properties"][key.as_str()];
+                    if keys[..index].contains(key) {
+                        self.invalid(&keys_at, &schema["x-kubernetes-list-map-keys"], "must not contain duplicate entries");
+                    }
                     if property.is_null() {
-                        self.invalid(&format!("{keys_at}[{index}]"), &key.as_str().into(), "entries must all be names of item properties");
+                        self.invalid(&keys_at, &schema["x-kubernetes-list-map-keys"], "entries must all be names of item properties");
                     } else if matches!(property["type"].as_str(), Some("object" | "array")) {
                         self.invalid(
                             &format!("{path}.items.properties[{key}].type"),
@@ -350,7 +356,7 @@ impl Builder {
                     } else if !required.contains(&key.as_str()) && property.get("default").is_none() {
                         self.required(
                             &format!("{path}.items.properties[{key}].default"),
-                            &format!("this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property"),
+                            "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property",
                         );
                     }
                 }
@@ -459,6 +465,10 @@ impl Builder {
         }
         part
     }
+}
+
+fn has_properties(schema: &Value) -> bool {
+    schema["properties"].as_object().is_some_and(|properties| !properties.is_empty())
 }
 
 fn is_int_or_string(any_of: &Value) -> bool {

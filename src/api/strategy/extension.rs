@@ -17,6 +17,7 @@ const APPROVED: &str = "api-approved.kubernetes.io";
 /// CustomResourceDefinitions.
 pub static CRD: Rules = Rules {
     unconditional_update: false,
+    warnings: &[|o, out| out.extend(crate::registry::custom::warnings(o))],
     defaults: &[|_, o| {
         let Some(spec) = o.get_mut("spec").filter(|s| s.is_object()) else { return };
         let kind = text(spec, "names.kind").to_owned();
@@ -284,10 +285,8 @@ fn client_config(c: &At<'_>) {
         }
         return;
     }
-    for (field, msg) in [("name", "service name is required"), ("namespace", "service namespace is required")] {
-        if service.text(field).is_empty() {
-            service.at(field).required(msg);
-        }
+    for field in ["name", "namespace"] {
+        service.at(field).require();
     }
     let port = service.at("port");
     if port.int().is_some_and(|n| !(1..=65535).contains(&n)) {
@@ -358,24 +357,24 @@ pub static MUTATING_WEBHOOK: Rules = Rules {
 };
 
 fn match_defaults(m: &mut Value) {
-    default_text(m, "matchPolicy", "Equivalent");
+    default_at(m, "matchPolicy", "Equivalent");
     default_at(m, "namespaceSelector", json!({}));
     default_at(m, "objectSelector", json!({}));
 }
 
 fn webhook_defaults(o: &mut Value, mutating: bool) {
     for w in items_mut(o, "webhooks") {
-        default_text(w, "failurePolicy", "Fail");
+        default_at(w, "failurePolicy", "Fail");
         match_defaults(w);
         default_at(w, "timeoutSeconds", 10);
         if mutating {
-            default_text(w, "reinvocationPolicy", "Never");
+            default_at(w, "reinvocationPolicy", "Never");
         }
         if get(w, "clientConfig.service").is_object() {
             default_at(w, "clientConfig.service.port", 443);
         }
         for r in items_mut(w, "rules") {
-            default_text(r, "scope", "*");
+            default_at(r, "scope", "*");
         }
     }
 }
@@ -398,7 +397,7 @@ fn webhooks(o: &At<'_>, mutating: bool) {
         w.at("matchPolicy").optional_one_of(&["Equivalent", "Exact"]);
         let effects = w.at("sideEffects");
         if effects.present() {
-            effects.one_of(&["None", "NoneOnDryRun"]);
+            effects.optional_one_of(&["None", "NoneOnDryRun"]);
         } else {
             effects.required("must specify one of None, NoneOnDryRun");
         }
@@ -445,7 +444,7 @@ fn rule(r: &At<'_>, subresources: bool) {
     if operations.len() > 1 && wildcard(&operations) {
         operations.invalid("if '*' is present, must not specify other operations");
     }
-    operations.each(|op| op.one_of(&["*", "CONNECT", "CREATE", "DELETE", "UPDATE"]));
+    operations.each(|op| op.optional_one_of(&["*", "CONNECT", "CREATE", "DELETE", "UPDATE"]));
     for list in ["apiGroups", "apiVersions"] {
         let at = r.at(list);
         at.require();
