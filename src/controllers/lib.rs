@@ -45,6 +45,7 @@ mod podgc;
 pub mod replicaset;
 mod revision;
 mod serviceaccount;
+mod statefulset;
 mod table;
 mod taint;
 mod write;

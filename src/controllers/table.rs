@@ -20,6 +20,7 @@ pub const CONTROLLERS: &[Controller] = &[
     on("deployment-controller", crate::deployment::start),
     on("job-controller", crate::job::start),
     on("daemonset-controller", crate::daemonset::start),
+    on("statefulset-controller", crate::statefulset::start),
     on("endpoints-controller", crate::endpoints::start),
     on("endpointslice-controller", crate::endpointslice::start),
     on("endpointslice-mirroring-controller", crate::endpointslice::mirror::start),
