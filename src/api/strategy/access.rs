@@ -40,7 +40,7 @@ pub static CLUSTER_ROLE: Rules = Rules {
 fn rules(o: &At<'_>, namespaced: bool) {
     for rule in o.at("rules").items() {
         if rule.at("verbs").is_empty() {
-            rule.at("verbs").required("verbs must contain at least one value");
+            rule.at("verbs").required("");
         }
         let (urls, groups, resources) = (rule.at("nonResourceURLs"), rule.at("apiGroups"), rule.at("resources"));
         if !urls.is_empty() {
@@ -125,6 +125,7 @@ fn binding(o: &At<'_>, namespaced: bool) {
         name.require();
         let group_value = Value::from(group.str());
         match kind.str() {
+            "" => kind.not_supported(&["ServiceAccount", "User", "Group"]),
             "ServiceAccount" => {
                 if !name.is_empty() {
                     name.syntax(names::dns1123_subdomain);

@@ -180,9 +180,13 @@ impl<'a> At<'a> {
         self.push(FieldError::required(self.path(), detail));
     }
 
-    /// Malformed.
+    /// Malformed. An absent value shows as an empty string, which it is to a decoder.
     pub fn invalid(&self, detail: impl Into<String>) {
-        self.push(FieldError::invalid(self.path(), self.value.clone(), detail));
+        self.push(FieldError::invalid(self.path(), self.shown(), detail));
+    }
+
+    fn shown(&self) -> Value {
+        if self.present() { self.value.clone() } else { "".into() }
     }
 
     /// Malformed, showing another value than the one here.
@@ -197,7 +201,7 @@ impl<'a> At<'a> {
 
     /// Occurs twice.
     pub fn duplicate(&self) {
-        self.push(FieldError::duplicate(self.path(), self.value.clone()));
+        self.push(FieldError::duplicate(self.path(), self.shown()));
     }
 
     /// A reference to nothing.
@@ -207,7 +211,7 @@ impl<'a> At<'a> {
 
     /// Not one of `supported`.
     pub fn not_supported(&self, supported: &[&str]) {
-        self.push(FieldError::not_supported(self.path(), self.value.clone(), supported));
+        self.push(FieldError::not_supported(self.path(), self.shown(), supported));
     }
 
     /// More than `max` bytes.

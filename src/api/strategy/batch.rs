@@ -52,7 +52,7 @@ pub static JOB: Rules = Rules {
     ..Rules::SPEC_STATUS
 };
 
-/// Defaults of an object with a job's `spec` (a job, or a CronJob's template).
+/// Defaults of a job's spec.
 fn job_defaults(o: &mut Value) {
     if let Some(t) = get_mut(o, "spec.template") {
         defaults::template(t);
@@ -64,10 +64,10 @@ fn job_defaults(o: &mut Value) {
     default_at(spec, "parallelism", 1);
     let limit = if spec["backoffLimitPerIndex"].is_null() { 6 } else { i64::from(i32::MAX) };
     default_at(spec, "backoffLimit", limit);
-    default_text(spec, "completionMode", "NonIndexed");
+    default_at(spec, "completionMode", "NonIndexed");
     default_at(spec, "suspend", false);
     let replacement = if spec["podFailurePolicy"].is_null() { "TerminatingOrFailed" } else { "Failed" };
-    default_text(spec, "podReplacementPolicy", replacement);
+    default_at(spec, "podReplacementPolicy", replacement);
     for rule in items_mut(spec, "podFailurePolicy.rules") {
         for c in items_mut(rule, "onPodConditions") {
             default_text(c, "status", "True");
@@ -170,7 +170,7 @@ fn job_spec(spec: &At<'_>) {
     mode.optional_one_of(&["NonIndexed", "Indexed"]);
     if mode.str() == "Indexed" {
         indexed(spec);
-    } else {
+    } else if !mode.present() || mode.str() == "NonIndexed" {
         for at in [&per_index, &failed] {
             if at.present() {
                 at.invalid("requires indexed completion mode");
@@ -323,7 +323,7 @@ fn exit_codes(at: &At<'_>, known: &[&str]) {
     }
     let values = at.at("values");
     match values.len() {
-        0 => values.invalid_value(json!([]), "at least one value is required"),
+        0 => values.invalid_value(values.value.clone(), "at least one value is required"),
         1..=255 => {}
         _ => values.too_many(255),
     }
@@ -369,11 +369,12 @@ fn success_policy(at: &At<'_>, spec: &At<'_>) {
                 Err(e) => indexes.invalid(format!("error parsing succeededIndexes: {e}")),
             }
         }
-        count.positive();
+        count.non_negative();
         if let Some(n) = count.int() {
             if n > completions {
                 count.invalid(format!("must be less than or equal to {completions} (the number of specified completions)"));
-            } else if n > total {
+            }
+            if indexes.present() && n > total {
                 count.invalid(format!(
                     "must be less than or equal to {total} (the number of indexes in the specified succeededIndexes field)"
                 ));
@@ -531,8 +532,9 @@ fn job_status(_: &Context<'_>, o: &At<'_>, old: &Value) {
 /// CronJobs.
 pub static CRON_JOB: Rules = Rules {
     defaults: &[|_, o| {
-        if let Some(t) = get_mut(o, "spec.jobTemplate") {
-            job_defaults(t);
+        // Of the job that will be made only the pod has its defaults yet.
+        if let Some(t) = get_mut(o, "spec.jobTemplate.spec.template") {
+            defaults::template(t);
         }
         let Some(spec) = o.get_mut("spec").filter(|s| s.is_object()) else { return };
         default_text(spec, "concurrencyPolicy", "Allow");

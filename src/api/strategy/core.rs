@@ -418,6 +418,11 @@ fn quota_scopes(spec: &At<'_>) {
 /// LimitRanges.
 pub static LIMIT_RANGE: Rules = Rules {
     create_on_update: true,
+    create: &[|_, o| {
+        if meta::name(o).is_empty() {
+            set(o, "metadata.name", o["metadata"]["uid"].clone());
+        }
+    }],
     defaults: &[|_, o| {
         for limit in items_mut(o, "spec.limits") {
             if text(limit, "type") == "Container" {
@@ -599,7 +604,7 @@ fn event(ctx: &Context<'_>, o: &At<'_>) {
         if object_ns.is_empty() && ns != "default" && ns != "kube-system" {
             mismatch();
         }
-        let controller = either(o, "reportingComponent", "reportingController");
+        let controller = o.at(if strict { "reportingController" } else { "reportingComponent" });
         if controller.is_empty() {
             controller.required("");
         }
@@ -714,7 +719,10 @@ fn endpoints(_: &Context<'_>, o: &At<'_>) {
             for a in s.at(list).items() {
                 let ip = a.at("ip");
                 match ip.str().parse::<IpAddr>() {
-                    Err(_) => ip.invalid_value(ip.str(), IP_MSG),
+                    Err(_) => {
+                        ip.invalid_value(ip.str(), IP_MSG);
+                        ip.invalid_value(ip.str(), "must be a valid IP address");
+                    }
                     Ok(addr) => service::endpoint_ip(&ip, addr),
                 }
                 let host = a.at("hostname");

@@ -112,7 +112,9 @@ fn flow_schema(_: &Context<'_>, o: &At<'_>) {
     }
     spec.at("distinguisherMethod.type").optional_one_of(&["ByNamespace", "ByUser"]);
     let level = spec.at("priorityLevelConfiguration.name");
-    if level.require() {
+    if level.is_empty() {
+        level.required("must reference a priority level");
+    } else {
         level.syntax(names::dns1123_subdomain);
     }
     for rule in spec.at("rules").items() {

@@ -69,7 +69,7 @@ fn ingress(_: &Context<'_>, o: &At<'_>) {
     let spec = o.at("spec");
     let (rules, backend) = (spec.at("rules"), spec.at("defaultBackend"));
     if rules.is_empty() && !backend.present() {
-        spec.invalid_value(rules.value.clone(), "either `defaultBackend` or `rules` must be specified");
+        spec.invalid_value(json!([]), "either `defaultBackend` or `rules` must be specified");
     }
     if backend.present() {
         ingress_backend(&backend);
@@ -192,7 +192,7 @@ fn typed_reference(r: &At<'_>) {
 pub static INGRESS_CLASS: Rules = Rules {
     defaults: &[|_, o| {
         if get(o, "spec.parameters").is_object() {
-            default_text(o, "spec.parameters.scope", "Cluster");
+            default_at(o, "spec.parameters.scope", "Cluster");
         }
     }],
     validate: &[|_, o| {
@@ -220,7 +220,7 @@ pub static INGRESS_CLASS: Rules = Rules {
                     ns.forbidden("`parameters.scope` is set to 'Cluster'");
                 }
             }
-            _ => p.at("scope").one_of(&["Cluster", "Namespace"]),
+            _ => p.at("scope").not_supported(&["Cluster", "Namespace"]),
         }
     }],
     validate_update: &[|_, o, old| o.at("spec.controller").immutable(get(old, "spec.controller"))],
@@ -257,7 +257,7 @@ pub static NETWORK_POLICY: Rules = Rules {
         for list in ["spec.ingress", "spec.egress"] {
             for rule in items_mut(o, list) {
                 for p in items_mut(rule, "ports") {
-                    default_text(p, "protocol", "TCP");
+                    default_at(p, "protocol", "TCP");
                 }
             }
         }
@@ -354,7 +354,7 @@ pub static ENDPOINT_SLICE: Rules = Rules {
     defaults: &[|_, o| {
         for p in items_mut(o, "ports") {
             default_at(p, "name", "");
-            default_text(p, "protocol", "TCP");
+            default_at(p, "protocol", "TCP");
         }
     }],
     validate: &[endpoint_slice],
@@ -379,7 +379,7 @@ fn endpoint_slice(_: &Context<'_>, o: &At<'_>) {
             name.duplicate();
         }
         seen.push(name.str().to_owned());
-        p.at("protocol").one_of(&["SCTP", "TCP", "UDP"]);
+        p.at("protocol").optional_one_of(&["SCTP", "TCP", "UDP"]);
         let app = p.at("appProtocol");
         if app.present() {
             app.syntax(names::qualified_name);
@@ -397,7 +397,7 @@ fn endpoint_slice(_: &Context<'_>, o: &At<'_>) {
 fn endpoint(e: &At<'_>, kind: &str) {
     let addresses = e.at("addresses");
     match addresses.len() {
-        0 => addresses.required("must contain at least 1 address"),
+        0 => addresses.required(""),
         1..=100 => {}
         _ => addresses.too_many(100),
     }
@@ -432,8 +432,13 @@ fn endpoint(e: &At<'_>, kind: &str) {
         if at.len() > 8 {
             at.too_many(8);
         }
+        let mut seen: Vec<String> = Vec::new();
         for h in at.items() {
             let name = h.at("name");
+            if seen.iter().any(|s| s == name.str()) {
+                name.duplicate();
+            }
+            seen.push(name.str().to_owned());
             if list == "hints.forZones" {
                 name.syntax(names::label_value);
             } else {

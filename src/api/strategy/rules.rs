@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::field::FieldError;
+use crate::schema::{Schemas, Shape, TypeId};
 use crate::strategy::at::{At, Sink, get, remove, same, set};
 use crate::strategy::names::{self, Rule};
 use crate::strategy::{Context, Strategy, objectmeta};
@@ -96,10 +97,38 @@ impl Rules {
     }
 }
 
-/// Applies the defaults that the schema knows.
+/// Applies the defaults that the schema knows; the structs that a Go type always has are there, maybe empty.
 pub fn schema_defaults(ctx: &Context<'_>, obj: &mut Value) {
     if let Some(ty) = ctx.schema() {
+        if !ctx.resource.custom {
+            fill_structs(&ctx.resource.schemas, ty, obj);
+        }
         ctx.resource.schemas.apply_defaults(ty, obj);
+    }
+}
+
+/// Puts an empty object where Go has a struct that is not behind a pointer.
+fn fill_structs(schemas: &Schemas, ty: TypeId, value: &mut Value) {
+    let t = schemas.ty(ty);
+    match (t.shape, value) {
+        (Shape::Object, Value::Object(map)) => {
+            for f in &t.fields {
+                let is_struct = !f.go.pointer && matches!(schemas.shape(f.ty), Shape::Object);
+                if is_struct && map.get(&*f.name).is_none_or(Value::is_null) {
+                    map.insert(f.name.to_string(), Value::Object(serde_json::Map::new()));
+                }
+            }
+            for (name, v) in map.iter_mut() {
+                if (v.is_object() || v.is_array())
+                    && let Some(f) = t.field(name)
+                {
+                    fill_structs(schemas, f.ty, v);
+                }
+            }
+        }
+        (Shape::Map(item), Value::Object(map)) => map.values_mut().for_each(|v| fill_structs(schemas, item, v)),
+        (Shape::List(item), Value::Array(list)) => list.iter_mut().for_each(|v| fill_structs(schemas, item, v)),
+        _ => {}
     }
 }
 
@@ -125,8 +154,9 @@ pub fn generic_validate_update(ctx: &Context<'_>, new: &Value, old: &Value) -> V
 /// writer.
 fn schema_errors(ctx: &Context<'_>, obj: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let Some(ty) = ctx.schema() else { return };
+    let own = errors.len();
     for e in ctx.resource.schemas.validate_update(ty, obj, old) {
-        if !errors.iter().any(|o| o.path == e.path && (o.kind == e.kind || o.value == e.value)) {
+        if !errors[..own].iter().any(|o| o.path == e.path) {
             errors.push(e);
         }
     }

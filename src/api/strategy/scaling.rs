@@ -28,6 +28,7 @@ pub static AUTOSCALER: Rules = Rules {
             default_at(o, "spec.behavior.scaleDown.policies", json!([percent]));
         }
     }],
+    create: &[|_, o| set(o, "status", json!({"desiredReplicas": 0, "currentMetrics": null}))],
     validate: &[autoscaler],
     validate_status: &[|_, o, _| {
         for n in ["status.currentReplicas", "status.desiredReplicas"] {
@@ -54,7 +55,7 @@ fn autoscaler(_: &Context<'_>, o: &At<'_>) {
     let (min, max) = (spec.at("minReplicas"), spec.at("maxReplicas"));
     min.non_negative();
     match max.int().unwrap_or(0) {
-        0 => max.required("must be set and greater than 0"),
+        0 => max.required(""),
         n if n < 0 => max.invalid("must be greater than or equal to 1"),
         _ => {}
     }
@@ -120,7 +121,8 @@ fn metric(m: &At<'_>) {
     let kind = m.at("type");
     if kind.is_empty() {
         kind.required("must specify a metric source type");
-    } else if !TYPES.contains(&kind.str()) {
+    }
+    if !TYPES.contains(&kind.str()) {
         kind.not_supported(&TYPES);
     }
     let mut first = true;

@@ -57,7 +57,7 @@ pub fn csi_driver_name(at: &At<'_>) {
 pub static CLAIM: Rules = Rules {
     defaults: &[|_, o| {
         if let Some(spec) = o.get_mut("spec") {
-            default_text(spec, "volumeMode", "Filesystem");
+            default_at(spec, "volumeMode", "Filesystem");
         }
         if o["status"].is_object() {
             default_text(o, "status.phase", "Pending");
@@ -507,6 +507,10 @@ fn attachment(_: &Context<'_>, o: &At<'_>) {
 /// CSIDrivers.
 pub static CSI_DRIVER: Rules = Rules {
     generation: &["spec.tokenRequests", "spec.requiresRepublish", "spec.serviceAccountTokenInSecrets"],
+    // The first change counts from nothing.
+    create: &[|_, o| {
+        super::at::remove(o, "metadata.generation");
+    }],
     defaults: &[|_, o| {
         for (field, value) in [
             ("spec.attachRequired", json!(true)),

@@ -38,7 +38,7 @@ fn long_running_template(template: &At<'_>, selector: Option<&LabelSelector>, ki
         && !selector.is_empty()
         && !selector.matches(|k| labels.value.get(k).and_then(Value::as_str))
     {
-        labels.invalid_value(if labels.present() { labels.value.clone() } else { json!({}) }, NOT_MATCHING);
+        labels.invalid_value(labels.value.clone(), NOT_MATCHING);
     }
     podspec::template(template);
     let policy = template.at("spec.restartPolicy");
@@ -61,7 +61,13 @@ fn selector(at: &At<'_>, kind: &str) -> Option<LabelSelector> {
     if at.at("matchLabels").is_empty() && at.at("matchExpressions").is_empty() {
         at.invalid(format!("empty selector is invalid for {kind}"));
     }
-    LabelSelector::from_object(at.value).ok()
+    let parsed = LabelSelector::from_object(at.value);
+    match (&parsed, kind) {
+        (Err(_), "statefulset") => at.invalid(""),
+        (Err(_), "deployment") => at.invalid("invalid label selector"),
+        _ => {}
+    }
+    parsed.ok()
 }
 
 /// Counters of a status are not negative, and none is above `replicas`.
@@ -453,7 +459,11 @@ fn template_generation(o: &mut Value, n: i64) {
 
 fn daemon_set(_: &Context<'_>, o: &At<'_>) {
     let spec = o.at("spec");
-    let selector = selector(&spec.at("selector"), "daemonset");
+    // A selector that is not there selects nothing, the template's pods least of all.
+    let selector = match spec.has("selector") {
+        true => selector(&spec.at("selector"), "daemonset"),
+        false => Some(LabelSelector::nothing()),
+    };
     long_running_template(&spec.at("template"), selector.as_ref(), "DaemonSet");
     for n in ["minReadySeconds", "revisionHistoryLimit"] {
         spec.at(n).non_negative();

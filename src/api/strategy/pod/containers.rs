@@ -213,7 +213,7 @@ fn ports(at: &At<'_>) {
 /// A port number in 1..=65535.
 pub fn port_number(at: &At<'_>, n: i64) {
     if let Some(msg) = names::port_number(n) {
-        at.invalid(msg);
+        at.invalid_value(n, msg);
     }
 }
 

@@ -74,7 +74,26 @@ pub fn spec_defaults(spec: &mut Value) {
     }
 }
 
-/// `Always` for the tag `latest` (also when it is left out), `IfNotPresent` for others and for digests.
+/// Whether a text is the name of an image, without its tag and digest.
+fn is_image_name(name: &str) -> bool {
+    let part = |p: &str| {
+        let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        p.starts_with(edge) && p.ends_with(edge) && p.chars().all(|c| edge(c) || matches!(c, '.' | '_' | '-'))
+    };
+    let (host, path) = match name.split_once('/') {
+        Some((h, p)) if h.contains(['.', ':']) || h == "localhost" || h.bytes().any(|b| b.is_ascii_uppercase()) => {
+            (Some(h), p)
+        }
+        _ => (None, name),
+    };
+    let host_ok = host.is_none_or(|h| {
+        !h.is_empty() && h.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']'))
+    });
+    host_ok && name.len() <= 255 && !path.is_empty() && path.split('/').all(part)
+}
+
+/// `Always` for the tag `latest` (also when it is left out), `IfNotPresent` for others, for digests, and for what is no
+/// image at all.
 fn pull_policy(image: &str) -> &'static str {
     let (name, digest) = match image.split_once('@') {
         Some((n, d)) => (n, Some(d)),
@@ -82,6 +101,10 @@ fn pull_policy(image: &str) -> &'static str {
     };
     let last = name.rsplit('/').next().unwrap_or(name);
     let tag = last.split_once(':').map(|(_, t)| t);
+    let bare = tag.map_or(name, |t| &name[..name.len() - t.len() - 1]);
+    if !is_image_name(bare) {
+        return "IfNotPresent";
+    }
     match (tag, digest) {
         (Some("latest"), _) | (None, None) => "Always",
         _ => "IfNotPresent",
