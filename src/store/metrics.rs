@@ -11,7 +11,7 @@ use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, exponential_buckets,
 };
 
-use crate::{Error, Expect, Op, Result, Txn};
+use crate::{Batch, Error, Expect, Op, Result, Txn};
 
 /// Upstream's buckets of `etcd_request_duration_seconds`.
 const LATENCY: &[f64] = &[
@@ -181,6 +181,8 @@ pub(crate) struct Metrics {
     size: IntGauge,
     /// By operation and resource prefix of the key: the three series of a request.
     requests: Mutex<HashMap<(&'static str, String), Series>>,
+    /// By resource and group: events that watches received.
+    events: Mutex<HashMap<String, HashMap<String, IntCounter>>>,
 }
 
 #[derive(Clone)]
@@ -194,7 +196,7 @@ struct Series {
 
 impl Metrics {
     pub(crate) fn new(backend: &'static str, cluster: &str) -> Self {
-        Self { backend, size: FAMILIES.size.with_label_values(&[cluster]), requests: Mutex::default() }
+        Self { backend, size: FAMILIES.size.with_label_values(&[cluster]), requests: Mutex::default(), events: Mutex::default() }
     }
 
     /// Counts a request and passes its result on. A conflict is a result, not an error.
@@ -279,12 +281,28 @@ impl Metrics {
         FAMILIES.queue.set(i64::try_from(kibibytes).unwrap_or(i64::MAX));
     }
 
-    /// What a watch of `prefix` received.
-    pub(crate) fn received(&self, prefix: &str, events: usize) {
-        let (group, resource) = resource(prefix);
-        match events {
-            0 => FAMILIES.bookmarks.with_label_values(&[group, resource]).inc(),
-            n => FAMILIES.events.with_label_values(&[group, resource]).inc_by(n as u64),
+    /// What a watch of `prefix` received: events by the resource of their keys, or progress.
+    pub(crate) fn received(&self, prefix: &str, batch: &Batch) {
+        if batch.events.is_empty() {
+            let (group, resource) = resource(prefix);
+            FAMILIES.bookmarks.with_label_values(&[group, resource]).inc();
+            return;
+        }
+        let mut known = self.events.lock();
+        for event in &batch.events {
+            let (group, resource) = resource(&event.entry.key);
+            if let Some(counter) = known.get(resource).and_then(|groups| groups.get(group)) {
+                counter.inc();
+                continue;
+            }
+            match known.len() < MAX_RESOURCES {
+                true => {
+                    let counter = FAMILIES.events.with_label_values(&[group, resource]);
+                    counter.inc();
+                    known.entry(resource.to_owned()).or_default().insert(group.to_owned(), counter);
+                }
+                false => FAMILIES.events.with_label_values(&["", "other"]).inc(),
+            }
         }
     }
 

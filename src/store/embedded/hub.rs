@@ -246,7 +246,10 @@ pub(super) fn watch(hub: &Arc<Hub>, slot: &Arc<Slot>, prefix: &str, after: u64) 
     Ok(Watch::new(futures::stream::unfold((first, context), |(mut stage, context)| async move {
         loop {
             match step(stage, &context).await {
-                Ok((next, Some(batch))) => return Some((Ok(batch), (next, context))),
+                Ok((next, Some(batch))) => {
+                    context.0.metrics.received(&context.2, &batch);
+                    return Some((Ok(batch), (next, context)));
+                }
                 Ok((Stage::Over, None)) => return None,
                 Ok((next, None)) => stage = next,
                 Err(error) => return Some((Err(error), (Stage::Over, context))),

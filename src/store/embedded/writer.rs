@@ -24,8 +24,10 @@ const BATCH: usize = 1024;
 const BATCH_BYTES: usize = 8 << 20;
 /// Expired keys that are deleted in one commit.
 const EXPIRE_STEP: usize = 512;
-/// Revisions that are swept in one commit.
+/// Revisions that are swept in a commit of its own, when nothing else is to do.
 const SWEEP_STEP: u64 = 1024;
+/// Revisions that a commit of writes sweeps along, at least; each write sweeps four.
+const SWEEP_ALONG: u64 = 64;
 /// After writes, watchers that got no event are told how far the store is, this often at most.
 const PROGRESS: Duration = Duration::from_secs(1);
 /// After a failed attempt to open the file anew, at least this long until the next.
@@ -114,7 +116,7 @@ impl Writer {
             };
             match first {
                 Ok(request) => self.serve(request, requests),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.sweep(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.due();
@@ -185,9 +187,6 @@ impl Writer {
             self.hub.progress();
         }
         self.forget_old();
-        if self.marks.swept < self.marks.compacted {
-            self.sweep();
-        }
     }
 
     // === writes ===
@@ -387,6 +386,9 @@ impl Writer {
 
     /// One step of removing what compaction made superfluous.
     fn sweep(&mut self) {
+        if self.marks.swept >= self.marks.compacted || self.broken {
+            return;
+        }
         let began = Instant::now();
         let marks = self.marks;
         let slot = Arc::clone(&self.slot);
@@ -413,7 +415,7 @@ fn attempt(slot: &Slot, marks: Marks, txns: &[&Txn], expire: Option<usize>) -> O
     let now = now_ms();
     let txn = slot.begin_write()?;
     let (mut events, mut outcomes) = (Vec::new(), Vec::with_capacity(txns.len()));
-    let (revision, deadline) = {
+    let (revision, deadline, swept) = {
         let mut writing = Writing::open(&txn, marks.revision)?;
         let due = match expire {
             Some(limit) => writing.expired(now, limit)?,
@@ -424,9 +426,13 @@ fn attempt(slot: &Slot, marks: Marks, txns: &[&Txn], expire: Option<usize>) -> O
             outcomes.push(outcome);
             events.extend(event);
         }
-        (writing.revision, writing.next_deadline()?)
+        let swept = match events.is_empty() || marks.swept >= marks.compacted {
+            true => marks.swept,
+            false => writing.sweep(marks.swept, marks.compacted, SWEEP_ALONG + 4 * events.len() as u64)?,
+        };
+        (writing.revision, writing.next_deadline()?, swept)
     };
-    let done = Done { marks: Marks { revision, ..marks }, events, outcomes, deadline };
+    let done = Done { marks: Marks { revision, swept, ..marks }, events, outcomes, deadline };
     if done.events.is_empty() {
         // Nothing but conflicts: nothing to make durable.
         txn.abort()?;

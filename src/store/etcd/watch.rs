@@ -84,7 +84,7 @@ impl State {
         loop {
             if let Some(batch) = self.waiting.pop_front() {
                 self.seen = batch.revision;
-                self.link.metrics.received(&self.prefix, batch.events.len());
+                self.link.metrics.received(&self.prefix, &batch);
                 return Ok(batch);
             }
             let failure = match self.message().await {
