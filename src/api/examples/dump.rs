@@ -23,7 +23,9 @@ fn main() -> io::Result<()> {
     let registry = Registry::builtin();
     write(folder, "api", &discovery::api_versions("127.0.0.1"))?;
     write(folder, "apis", &discovery::api_group_list(&registry))?;
-    write(folder, "openapi/v2", &openapi::v2(&registry))?;
+    let document = openapi::v2(&registry);
+    write(folder, "openapi/v2", &document)?;
+    fs::write(folder.join("openapi/v2/document.pb"), openapi::gnostic::encode(&document))?;
     let index = openapi::v3_index(&registry);
     write(folder, "openapi/v3", &index)?;
     for path in index["paths"].as_object().into_iter().flatten().map(|(path, _)| path) {

@@ -7,6 +7,7 @@
 //! Deliberately absent: the deprecated `/watch/` paths, and prose for query parameters.
 
 mod describe;
+pub mod gnostic;
 mod paths;
 mod schemas;
 

@@ -11,7 +11,7 @@
 
 mod decode;
 mod encode;
-mod wire;
+pub(crate) mod wire;
 
 #[cfg(test)]
 mod tests;

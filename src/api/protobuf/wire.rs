@@ -3,7 +3,7 @@
 use super::Error;
 
 /// Writes a varint.
-pub(super) fn varint(out: &mut Vec<u8>, mut value: u64) {
+pub(crate) fn varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -12,19 +12,19 @@ pub(super) fn varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Writes a field's tag.
-pub(super) fn key(out: &mut Vec<u8>, number: u32, wire: u8) {
+pub(crate) fn key(out: &mut Vec<u8>, number: u32, wire: u8) {
     varint(out, u64::from(number) << 3 | u64::from(wire));
 }
 
 /// Writes a field of bytes or text.
-pub(super) fn bytes_field(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
+pub(crate) fn bytes_field(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
     key(out, number, 2);
     varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
 /// Writes a field that is a message: one byte is left for its length and the message moved when it needs more.
-pub(super) fn nested(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec<u8>) -> Result<(), Error>) -> Result<(), Error> {
+pub(crate) fn nested(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec<u8>) -> Result<(), Error>) -> Result<(), Error> {
     key(out, number, 2);
     let start = out.len();
     out.push(0);
@@ -41,20 +41,20 @@ pub(super) fn nested(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec
 }
 
 /// Reads a message front to back.
-pub(super) struct Reader<'b> {
+pub(crate) struct Reader<'b> {
     rest: &'b [u8],
 }
 
 impl<'b> Reader<'b> {
-    pub(super) fn new(bytes: &'b [u8]) -> Self {
+    pub(crate) fn new(bytes: &'b [u8]) -> Self {
         Reader { rest: bytes }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    pub(super) fn varint(&mut self) -> Result<u64, Error> {
+    pub(crate) fn varint(&mut self) -> Result<u64, Error> {
         let mut value = 0_u64;
         for (index, byte) in self.rest.iter().take(10).enumerate() {
             value |= u64::from(byte & 0x7f) << (7 * index).min(63);
@@ -67,7 +67,7 @@ impl<'b> Reader<'b> {
     }
 
     /// The next field's number and wire type; `None` at the end.
-    pub(super) fn tag(&mut self) -> Result<Option<(u32, u8)>, Error> {
+    pub(crate) fn tag(&mut self) -> Result<Option<(u32, u8)>, Error> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -88,25 +88,25 @@ impl<'b> Reader<'b> {
     }
 
     /// A field with a length.
-    pub(super) fn bytes(&mut self, wire: u8) -> Result<&'b [u8], Error> {
+    pub(crate) fn bytes(&mut self, wire: u8) -> Result<&'b [u8], Error> {
         expect(wire, 2)?;
         let length = self.varint()?;
         self.take(usize::try_from(length).map_err(|_| Error::Truncated)?)
     }
 
-    pub(super) fn text(&mut self, wire: u8) -> Result<&'b str, Error> {
+    pub(crate) fn text(&mut self, wire: u8) -> Result<&'b str, Error> {
         let bytes = self.bytes(wire)?;
         std::str::from_utf8(bytes).map_err(|error| Error::Malformed(format!("text is not UTF-8: {error}")))
     }
 
-    pub(super) fn double(&mut self) -> Result<f64, Error> {
+    pub(crate) fn double(&mut self) -> Result<f64, Error> {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(self.take(8)?);
         Ok(f64::from_le_bytes(bytes))
     }
 
     /// Passes over a field that nobody knows.
-    pub(super) fn skip(&mut self, wire: u8) -> Result<(), Error> {
+    pub(crate) fn skip(&mut self, wire: u8) -> Result<(), Error> {
         match wire {
             0 => self.varint().map(|_| ()),
             1 => self.take(8).map(|_| ()),
@@ -118,6 +118,6 @@ impl<'b> Reader<'b> {
 }
 
 /// Checks a field's wire type.
-pub(super) fn expect(wire: u8, expected: u8) -> Result<(), Error> {
+pub(crate) fn expect(wire: u8, expected: u8) -> Result<(), Error> {
     if wire == expected { Ok(()) } else { Err(Error::Malformed(format!("wrong wireType = {wire}, expected {expected}"))) }
 }
