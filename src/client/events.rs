@@ -62,11 +62,11 @@ struct Told {
 impl Recorder {
     /// `component` is the event source's name, e.g. `kubelet`; `host` its node. What is queued at `shutdown` is still
     /// sent, for at most two seconds.
-    pub fn new(client: Client, component: &'static str, host: Option<String>, shutdown: CancellationToken) -> Self {
+    pub fn new(client: Client, component: &str, host: Option<String>, shutdown: CancellationToken) -> Self {
         let (queue, events) = mpsc::channel(QUEUE);
         let dropped = metrics::counter_vec("windlass_events_dropped_total", "Events that were not recorded because too many waited or one object had too many", &["component"])
             .with_label_values(&[component]);
-        let sender = Sender { client, component, host, counts: HashMap::new(), budgets: HashMap::new(), dropped: dropped.clone() };
+        let sender = Sender { client, component: component.to_owned(), host, counts: HashMap::new(), budgets: HashMap::new(), dropped: dropped.clone() };
         tokio::spawn(sender.run(events, shutdown));
         Self { queue, dropped }
     }
@@ -112,7 +112,7 @@ struct Budget {
 
 struct Sender {
     client: Client,
-    component: &'static str,
+    component: String,
     host: Option<String>,
     counts: HashMap<Same, Known>,
     budgets: HashMap<(String, String, String, String), Budget>,
@@ -209,8 +209,8 @@ impl Sender {
             type_: Some(told.event_type.as_str().to_owned()),
             reason: Some(told.reason.clone()),
             message: Some(told.message.clone()),
-            source: Some(EventSource { component: Some(self.component.to_owned()), host: self.host.clone() }),
-            reporting_component: Some(self.component.to_owned()),
+            source: Some(EventSource { component: Some(self.component.clone()), host: self.host.clone() }),
+            reporting_component: Some(self.component.clone()),
             reporting_instance: Some(self.host.clone().unwrap_or_default()),
             first_timestamp: Some(Time(told.at)),
             last_timestamp: Some(Time(told.at)),
