@@ -78,10 +78,11 @@ impl Documents {
         match rest.as_slice() {
             ["v2"] => {
                 let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
-                let document = self.get(registry, "openapi/v2", true, || Ok(openapi::v2(registry)))?;
                 if accept.contains("proto-openapi") && !accept.contains("json") && !accept.contains("*/*") {
-                    return Err(ApiError::new(406, "NotAcceptable", "OpenAPI v2 is served as application/json only"));
+                    let document = self.make(registry, "openapi/v2.pb", true, || Ok(openapi::gnostic::encode(&openapi::v2(registry))))?;
+                    return Ok(self.reply(&document, &parts.headers, openapi::gnostic::MEDIA_TYPE, false));
                 }
+                let document = self.get(registry, "openapi/v2", true, || Ok(openapi::v2(registry)))?;
                 Ok(self.reply(&document, &parts.headers, content::JSON, false))
             }
             ["v3"] => {
@@ -103,6 +104,11 @@ impl Documents {
     }
 
     fn get(&self, registry: &Arc<Registry>, key: &str, compress: bool, make: impl FnOnce() -> Result<Value, ApiError>) -> Result<Document, ApiError> {
+        self.make(registry, key, compress, || serde_json::to_vec(&make()?).map_err(ApiError::internal))
+    }
+
+    /// A kept document, made when it is first asked for.
+    fn make(&self, registry: &Arc<Registry>, key: &str, compress: bool, make: impl FnOnce() -> Result<Vec<u8>, ApiError>) -> Result<Document, ApiError> {
         {
             let mut kept = self.kept.lock();
             if kept.of.as_ptr() != Arc::as_ptr(registry) {
@@ -112,9 +118,7 @@ impl Documents {
                 return Ok(document.clone());
             }
         }
-        let value = make()?;
-        let bytes = serde_json::to_vec(&value).map_err(ApiError::internal)?;
-        drop(value);
+        let bytes = make()?;
         let digest = Sha256::digest(&bytes);
         let etag: String = digest.iter().map(|b| format!("{b:02X}")).collect();
         let bytes = if compress { content::gzip_bytes(&bytes) } else { bytes.into() };
