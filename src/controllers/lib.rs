@@ -48,6 +48,7 @@ mod serviceaccount;
 mod statefulset;
 mod table;
 mod taint;
+mod volume;
 mod write;
 
 use std::sync::Arc;

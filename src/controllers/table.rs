@@ -27,6 +27,11 @@ pub const CONTROLLERS: &[Controller] = &[
     on("namespace-controller", crate::namespace::start),
     on("garbage-collector-controller", crate::gc::start),
     on("pod-garbage-collector-controller", crate::podgc::start),
+    on("persistentvolume-binder-controller", crate::volume::start),
+    on("windlass-local-path-controller", crate::volume::local_path::start),
+    on("persistentvolumeclaim-protection-controller", crate::volume::protection::start_claims),
+    on("persistentvolume-protection-controller", crate::volume::protection::start_volumes),
+    on("ephemeral-volume-controller", crate::volume::ephemeral::start),
 ];
 
 /// Refuses a configuration that some controller could not work with, and names of controllers that do not exist.
