@@ -259,7 +259,7 @@ fn a_sync_writes_what_changed_and_a_restart_removes_what_is_left() {
     // Flushed by somebody: noticed, and repaired.
     block(&world.node, || async {
         assert!(fresh.is_intact().await?);
-        Iptables::new(Family::V4).remove_chains(&["nat"], |c| c.starts_with("KUBE-")).await?;
+        Iptables::new(Family::V4).remove_chains(&["nat"], |c| rules::is_ours("KUBE-", c)).await?;
         assert!(!fresh.is_intact().await?);
         fresh.distrust();
         fresh.sync().await?;
