@@ -8,7 +8,7 @@ use crate::selector::LabelSelector;
 use crate::strategy::at::{At, default_at, default_text, get, get_mut, items, items_mut, same, set, slot, text};
 use crate::strategy::pod::{defaults, spec as podspec};
 use crate::strategy::rules::Rules;
-use crate::strategy::{Context, cron, names, objectmeta, selectors};
+use crate::strategy::{Context, cron, names, selectors};
 
 const NAME_LABEL: &str = "batch.kubernetes.io/job-name";
 const UID_LABEL: &str = "batch.kubernetes.io/controller-uid";
@@ -568,8 +568,6 @@ fn cron_job(_: &Context<'_>, o: &At<'_>) {
     }
     spec.at("concurrencyPolicy").one_of(&["Allow", "Forbid", "Replace"]);
     let template = spec.at("jobTemplate");
-    objectmeta::labels(&template.at("metadata.labels"));
-    objectmeta::annotations(&template.at("metadata.annotations"));
     let job = template.at("spec");
     job_spec(&job);
     if job.flag("manualSelector") {

@@ -92,13 +92,19 @@ pub static NODE: Rules = Rules {
     validate: &[|_, o| {
         scheduling::taints(&o.at("metadata.taints").with(get(o.value, "spec.taints")));
         node_resources(o);
-        for c in o.at("spec.podCIDRs").items() {
-            if !cidr(c.str()) {
+        let cidrs = o.at("spec.podCIDRs");
+        let (mut bad, mut families) = (false, Vec::new());
+        for c in cidrs.items() {
+            if cidr(c.str()) {
+                families.push(c.str().contains(':'));
+            } else {
+                bad = true;
                 c.invalid("must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)");
             }
         }
-        if o.at("spec.podCIDRs").len() > 2 {
-            o.at("spec.podCIDRs").invalid("may specify no more than one CIDR for each IP family");
+        let twice = !bad && families.len() == 2 && families[0] == families[1];
+        if cidrs.len() > 2 || twice {
+            cidrs.invalid("may specify no more than one CIDR for each IP family");
         }
     }],
     validate_update: &[node_update],
@@ -383,7 +389,11 @@ fn quota_scopes(spec: &At<'_>) {
             selector.invalid_value(spec.value["scopeSelector"].clone(), "unsupported scope applied to resource");
         }
         let operator = e.text("operator");
-        if !matches!(scope, "PriorityClass" | "VolumeAttributesClass") && operator != "Exists" {
+        let only_exists = matches!(
+            scope,
+            "BestEffort" | "CrossNamespacePodAffinity" | "NotBestEffort" | "NotTerminating" | "Terminating"
+        );
+        if only_exists && operator != "Exists" {
             selector.at("operator").invalid_value(
                 operator,
                 "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity",
@@ -575,6 +585,7 @@ fn limit_amounts(limit: &At<'_>) {
 
 /// Events of both groups.
 pub static EVENT: Rules = Rules {
+    name: names::path_segment,
     create_on_update: true,
     validate: &[event],
     validate_update: &[event_update],

@@ -55,7 +55,7 @@ fn crd(_: &Context<'_>, o: &At<'_>) {
     let spec = o.at("spec");
     let group = spec.at("group");
     let plural = spec.at("names.plural");
-    if !group.is_empty() && !plural.is_empty() {
+    {
         let want = format!("{}.{}", plural.str(), group.str());
         if o.text("metadata.name") != want {
             o.at("metadata.name").invalid("must be spec.names.plural+\".\"+spec.group");
@@ -412,7 +412,12 @@ fn webhooks(o: &At<'_>, mutating: bool) {
             w.at("reinvocationPolicy").optional_one_of(&["IfNeeded", "Never"]);
         }
         client_config(&w.at("clientConfig"));
-        review_versions(&w.at("admissionReviewVersions"), &["v1", "v1beta1"]);
+        let versions = w.at("admissionReviewVersions");
+        if versions.is_empty() {
+            versions.required("must specify one of v1, v1beta1");
+        } else {
+            review_versions(&versions, &["v1", "v1beta1"]);
+        }
         match_conditions(&w.at("matchConditions"));
     }
 }

@@ -125,11 +125,13 @@ fn flow_schema(_: &Context<'_>, o: &At<'_>) {
             rule.required("at least one of resourceRules and nonResourceRules has to be non-empty");
         }
         for s in rule.at("subjects").items() {
-            s.at("kind").one_of(&["Group", "ServiceAccount", "User"]);
+            subject(&s);
         }
         for r in rule.at("resourceRules").items() {
             for list in ["verbs", "apiGroups", "resources"] {
-                r.at(list).require();
+                if r.at(list).is_empty() {
+                    r.at(list).required(format!("{list} must contain at least one value"));
+                }
             }
             if r.at("namespaces").is_empty() && !r.flag("clusterScope") {
                 r.at("namespaces").required("resource rules that are not cluster scoped must supply at least one namespace");
@@ -137,8 +139,52 @@ fn flow_schema(_: &Context<'_>, o: &At<'_>) {
         }
         for r in rule.at("nonResourceRules").items() {
             for list in ["verbs", "nonResourceURLs"] {
-                r.at(list).require();
+                if r.at(list).is_empty() {
+                    r.at(list).required(format!("{list} must contain at least one value"));
+                }
             }
+            let (urls, verbs) = (r.at("nonResourceURLs"), r.at("verbs"));
+            if urls.len() > 1 && urls.items().any(|u| u.str() == "*") {
+                urls.invalid("if '*' is present, must not specify other non-resource URLs");
+            }
+            urls.each(|u| match u.str() {
+                "" => u.invalid("must not be empty"),
+                "*" => {}
+                s if !s.starts_with('/') => u.invalid("must start with slash"),
+                s if s.contains(' ') => u.invalid("must not contain white-space"),
+                s if s.contains("//") => u.invalid("must not contain double slash"),
+                s if s.trim_end_matches("/*").contains('*') => u.invalid("wildcard can only do suffix matching"),
+                _ => {}
+            });
+            flow_verbs(&verbs);
+        }
+    }
+}
+
+fn flow_verbs(verbs: &At<'_>) {
+    const KNOWN: [&str; 9] =
+        ["create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"];
+    let any = verbs.items().any(|v| v.str() == "*");
+    if any && verbs.len() > 1 {
+        verbs.invalid("if '*' is present, must not specify other verbs");
+    } else if !any && verbs.items().any(|v| !KNOWN.contains(&v.str())) {
+        verbs.not_supported(&KNOWN);
+    }
+}
+
+/// A subject names its kind and has that part, and no other.
+fn subject(s: &At<'_>) {
+    const PARTS: [(&str, &str); 3] = [("Group", "group"), ("ServiceAccount", "serviceAccount"), ("User", "user")];
+    let kind = s.at("kind");
+    if !PARTS.iter().any(|(k, _)| *k == kind.str()) {
+        return kind.not_supported(&["Group", "ServiceAccount", "User"]);
+    }
+    for (of, part) in PARTS {
+        let at = s.at(part);
+        match (of == kind.str(), at.present()) {
+            (true, false) => at.required(format!("{part} is required when subject kind is '{of}'")),
+            (false, true) => at.forbidden(format!("{part} is forbidden when subject kind is not '{of}'")),
+            _ => {}
         }
     }
 }

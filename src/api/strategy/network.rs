@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use crate::strategy::at::{At, default_at, default_text, get, items, items_mut, same, set, text};
+use crate::strategy::at::{At, default_at, get, items, items_mut, same, set, text};
 use crate::strategy::pod::containers::port_number;
 use crate::strategy::rules::Rules;
 use crate::strategy::{Context, names, selectors, service};

@@ -50,6 +50,16 @@ fn reference(r: &At<'_>) {
     }
 }
 
+/// What is scaled lies in a group, but for the one kind of the core.
+fn scaled_group(r: &At<'_>, empty_ok: bool) {
+    let version = r.at("apiVersion");
+    let core = !version.str().contains('/');
+    if !core || r.text("kind") == "ReplicationController" || (empty_ok && version.is_empty()) {
+        return;
+    }
+    version.invalid_value(version.str(), "apiVersion must specify API group");
+}
+
 fn autoscaler(_: &Context<'_>, o: &At<'_>) {
     let spec = o.at("spec");
     let (min, max) = (spec.at("minReplicas"), spec.at("maxReplicas"));
@@ -62,7 +72,12 @@ fn autoscaler(_: &Context<'_>, o: &At<'_>) {
     if min.int().is_some_and(|m| max.int().unwrap_or(0) < m) {
         max.invalid_value(max.int().unwrap_or(0), "must be greater than or equal to `minReplicas`");
     }
-    reference(&spec.at("scaleTargetRef"));
+    let target = spec.at("scaleTargetRef");
+    reference(&target);
+    // What was stored before this was asked for may stay: only creators are held to it.
+    if !o.has("metadata.resourceVersion") {
+        scaled_group(&target, false);
+    }
     let metrics = spec.at("metrics");
     metrics.each(metric);
     let zero_ok = metrics.items().any(|m| matches!(m.text("type"), "Object" | "External"));
@@ -151,8 +166,12 @@ fn metric_source(kind: &str, s: &At<'_>) {
         } else if kind == "ContainerResource" {
             resources::container_name(&s.at("name"), s.text("name"));
         }
-        if kind == "ContainerResource" && s.at("container").is_empty() {
-            s.at("container").required("must specify a container");
+        if kind == "ContainerResource" {
+            if s.at("container").is_empty() {
+                s.at("container").required("must specify a container");
+            } else {
+                s.at("container").syntax(names::dns1123_label);
+            }
         }
     } else {
         let metric = s.at("metric");
@@ -161,7 +180,6 @@ fn metric_source(kind: &str, s: &At<'_>) {
         } else {
             metric.at("name").syntax(names::path_segment);
         }
-        selectors::label_selector(&metric.at("selector"));
     }
     if kind == "Object" {
         reference(&s.at("describedObject"));
@@ -220,6 +238,7 @@ fn metric_target(t: &At<'_>) {
 
 /// PodDisruptionBudgets.
 pub static DISRUPTION_BUDGET: Rules = Rules {
+    name: names::path_segment,
     unconditional_update: false,
     create: &[|_, o| {
         set(

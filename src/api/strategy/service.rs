@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::field::ErrorKind;
 use crate::meta;
-use crate::strategy::at::{At, default_at, default_text, get, get_mut, items, items_mut, remove, same, set, text};
+use crate::strategy::at::{At, default_at, default_text, get, items, items_mut, remove, same, set, text};
 use crate::strategy::pod::containers::port_or_name;
 use crate::strategy::rules::Rules;
 use crate::strategy::{Context, names, objectmeta};
@@ -527,13 +527,5 @@ fn load_balancer_status(o: &At<'_>) {
                 host.invalid("must be a DNS name, not an IP address");
             }
         }
-    }
-}
-
-/// Sets the addresses' mirror of a service that another layer allocated: `clusterIP` follows `clusterIPs`.
-pub fn sync_cluster_ip(o: &mut Value) {
-    let first = items(o, "spec.clusterIPs").first().cloned().unwrap_or_default();
-    if let Some(spec) = get_mut(o, "spec") {
-        set(spec, "clusterIP", first);
     }
 }

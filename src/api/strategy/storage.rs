@@ -76,6 +76,13 @@ pub static CLAIM: Rules = Rules {
 
 /// `dataSource` and `dataSourceRef` say the same, whichever was given.
 fn normalize_sources(claim: &mut Value) {
+    // Other kinds are for `dataSourceRef` alone.
+    let given = get(claim, "spec.dataSource");
+    let known = text(given, "apiGroup").is_empty() && text(given, "kind") == "PersistentVolumeClaim"
+        || text(given, "kind") == "VolumeSnapshot" && text(given, "apiGroup") == "snapshot.storage.k8s.io";
+    if !given.is_null() && !known {
+        super::at::remove(claim, "spec.dataSource");
+    }
     let (source, reference) = (get(claim, "spec.dataSource").clone(), get(claim, "spec.dataSourceRef").clone());
     let core = text(&source, "apiGroup").is_empty() && text(&source, "kind") == "PersistentVolumeClaim"
         || text(&source, "kind") == "VolumeSnapshot" && text(&source, "apiGroup") == "snapshot.storage.k8s.io";
@@ -249,10 +256,6 @@ fn volume_source_defaults(spec: &mut Value) {
     if let Some(i) = spec.get_mut("iscsi").filter(|i| i.is_object()) {
         default_text(i, "iscsiInterface", "default");
     }
-    if let Some(r) = spec.get_mut("claimRef").filter(|r| r.is_object()) {
-        default_text(r, "kind", "PersistentVolumeClaim");
-        default_text(r, "apiVersion", "v1");
-    }
 }
 
 /// A volume's sources with their checks.
@@ -422,9 +425,22 @@ pub static CLASS: Rules = Rules {
         }
         o.at("volumeBindingMode").one_of(&["Immediate", "WaitForFirstConsumer"]);
         for term in o.at("allowedTopologies").items() {
-            for r in term.at("matchLabelExpressions").items() {
-                r.at("values").require();
-                r.at("key").syntax(names::qualified_name);
+            let expressions = term.at("matchLabelExpressions");
+            let mut keys: Vec<String> = Vec::new();
+            for r in expressions.items() {
+                let (key, values) = (r.at("key"), r.at("values"));
+                values.require();
+                let list = items(r.value, "values");
+                for (i, v) in values.items().enumerate() {
+                    if list[..i].contains(v.value) {
+                        v.duplicate();
+                    }
+                }
+                key.syntax(names::qualified_name);
+                if keys.iter().any(|k| k == key.str()) {
+                    key.duplicate();
+                }
+                keys.push(key.str().to_owned());
             }
         }
     }],

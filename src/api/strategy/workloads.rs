@@ -394,7 +394,9 @@ fn add_claim_volumes(template: &mut Value, claims: &[Value]) {
     let named = |n: &str| claims.iter().any(|c| meta::name(c) == n);
     let mut volumes: Vec<Value> = claims
         .iter()
-        .map(|c| json!({"name": meta::name(c), "persistentVolumeClaim": {"claimName": meta::name(c)}}))
+        .enumerate()
+        .filter(|(i, c)| !claims[..*i].iter().any(|other| meta::name(other) == meta::name(c)))
+        .map(|(_, c)| json!({"name": meta::name(c), "persistentVolumeClaim": {"claimName": meta::name(c)}}))
         .collect();
     volumes.extend(items(template, "spec.volumes").iter().filter(|v| !named(text(v, "name"))).cloned());
     set(template, "spec.volumes", volumes.into());
@@ -462,7 +464,10 @@ fn daemon_set(_: &Context<'_>, o: &At<'_>) {
     // A selector that is not there selects nothing, the template's pods least of all.
     let selector = match spec.has("selector") {
         true => selector(&spec.at("selector"), "daemonset"),
-        false => Some(LabelSelector::nothing()),
+        false => {
+            spec.at("template.metadata.labels").invalid_value(get(spec.value, "template.metadata.labels").clone(), NOT_MATCHING);
+            None
+        }
     };
     long_running_template(&spec.at("template"), selector.as_ref(), "DaemonSet");
     for n in ["minReadySeconds", "revisionHistoryLimit"] {

@@ -123,8 +123,8 @@ fn container(c: &mut Value) {
         default_text(p, "protocol", "TCP");
     }
     for e in items_mut(c, "env") {
-        if let Some(r) = get_mut(e, "valueFrom.fieldRef") {
-            default_text(r, "apiVersion", "v1");
+        if let Some(from) = e.get_mut("valueFrom") {
+            field_ref(from);
         }
     }
     for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
@@ -210,6 +210,9 @@ pub(super) fn volume(v: &mut Value) {
 fn field_ref(item: &mut Value) {
     if let Some(r) = item.get_mut("fieldRef").filter(|r| r.is_object()) {
         default_text(r, "apiVersion", "v1");
+    }
+    if let Some(r) = item.get_mut("resourceFieldRef").filter(|r| r.is_object()) {
+        default_text(r, "divisor", "0");
     }
 }
 
