@@ -69,6 +69,7 @@ struct FieldFact {
     proto: u32,
     pointer: bool,
     omitempty: bool,
+    omitzero: bool,
     required: bool,
     required_items: bool,
     immutable: bool,
@@ -305,7 +306,10 @@ impl<'f> Loader<'f> {
         let map_type = if fact.map.as_deref() == Some("atomic") { MapType::Atomic } else { MapType::Granular };
         let ty = self.field_type(fact, &list_type, map_type);
         let patch = fact.patch.as_deref().unwrap_or("");
-        let inner = self.schemas.ty(ty).map_type;
+        let inner = self.schemas.ty(ty);
+        // Go's `omitempty` does nothing to a struct; `omitzero` does.
+        let omit_empty = if inner.shape == Shape::Object { fact.omitzero } else { fact.omitempty };
+        let inner = inner.map_type;
         Field {
             name: self.word(name),
             ty,
@@ -322,7 +326,7 @@ impl<'f> Loader<'f> {
             merge_key: fact.merge_key.as_deref().map(|key| self.word(key)),
             default: fact.default.clone().map(Arc::new),
             proto: fact.proto,
-            go: GoField { pointer: fact.pointer, omit_empty: fact.omitempty, int32: fact.ty.ends_with("int32") },
+            go: GoField { pointer: fact.pointer, omit_empty, int32: fact.ty.ends_with("int32") },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Schemas, Shape, Type, TypeId};
+use super::{Field, Schemas, Shape, Type, TypeId};
 
 impl Schemas {
     /// Fills absent fields that have a default, at every depth. Null counts as absent where the type is not nullable.
@@ -28,7 +28,9 @@ impl Schemas {
             let value = map.get_mut(&*field.name);
             match (value, &field.default) {
                 (Some(value), default) => {
-                    if let (Value::Null, Some(default), false) = (&*value, default, inner.nullable) {
+                    if let Some(default) = default
+                        && (unset(ty, field, value) || (value.is_null() && !inner.nullable))
+                    {
                         *value = Value::clone(default);
                     }
                     self.apply_defaults(field.ty, value);
@@ -42,4 +44,16 @@ impl Schemas {
             }
         }
     }
+}
+
+/// Whether Go cannot tell the value from an absent one: the zero value of a field that is not behind a pointer.
+fn unset(ty: &Type, field: &Field, value: &Value) -> bool {
+    ty.typed
+        && !field.go.pointer
+        && match value {
+            Value::String(text) => text.is_empty(),
+            Value::Number(number) => number.as_f64() == Some(0.0),
+            Value::Bool(flag) => !flag,
+            _ => false,
+        }
 }

@@ -137,7 +137,7 @@ pub struct Field {
 pub struct GoField {
     /// Behind a pointer: empty and absent differ.
     pub pointer: bool,
-    /// `omitempty` or `omitzero`: an empty value is not written.
+    /// An empty value is not written: `omitempty`, or of a struct `omitzero`.
     pub omit_empty: bool,
     /// Encoding of an integer in protobuf is 32 bits wide (decoding truncates).
     pub int32: bool,
@@ -180,6 +180,8 @@ pub struct Type {
     /// Fields and inline structs in the order of their protobuf numbers: index of a field, or number of
     /// fields + index of an inline struct.
     pub wire: Box<[u16]>,
+    /// Indexes of the fields that Go writes even when nobody set them: scalars without `omitempty`, and structs.
+    pub always: Box<[u16]>,
 }
 
 /// How protobuf holds a type that is a thing of its own there.
@@ -338,6 +340,7 @@ impl Type {
             checks: None,
             inline: Box::default(),
             wire: Box::default(),
+            always: Box::default(),
         }
     }
 
@@ -439,8 +442,20 @@ impl Schemas {
         self.types.is_empty()
     }
 
-    /// Frees what building over-allocated, and notes which subtrees hold defaults.
+    /// Frees what building over-allocated, and notes which subtrees hold defaults and which fields always appear.
     pub fn seal(&mut self) {
+        for index in 0..self.types.len() {
+            let ty = &self.types[index];
+            if !ty.typed {
+                continue;
+            }
+            let always = |field: &Field| {
+                let written = !field.go.pointer && !field.go.omit_empty;
+                written && matches!(self.ty(field.ty).shape, Shape::Object | Shape::String | Shape::Integer | Shape::Boolean | Shape::Number)
+            };
+            let always = (0_u16..).zip(&ty.fields).filter(|(_, field)| always(field)).map(|(index, _)| index).collect();
+            self.types[index].always = always;
+        }
         self.types.shrink_to_fit();
         self.names.shrink_to_fit();
         // Types may refer to each other in cycles, so iterate to the fixed point; depth bounds the rounds.

@@ -71,8 +71,9 @@ impl Schemas {
     }
 
     /// Rewrites a decoded object as Go's decoder and encoder would: nulls and empty `omitempty` fields go,
-    /// quantities, times and durations take their canonical form. Only Go types are touched; inside a
-    /// custom resource that is its metadata.
+    /// scalars without `omitempty` and structs are written even when they are empty, quantities, times and
+    /// durations take their canonical form. Only Go types are touched; inside a custom resource that is its
+    /// metadata.
     pub fn normalize(&self, id: TypeId, value: &mut Value) {
         let ty = self.ty(id);
         match (&mut *value, ty.shape) {
@@ -117,6 +118,26 @@ impl Schemas {
             };
             !(ty.typed && field.go.omit_empty && dropped)
         });
+        for index in &ty.always {
+            let field = &ty.fields[usize::from(*index)];
+            if !map.contains_key(&*field.name) {
+                map.insert(field.name.as_ref().to_owned(), self.zero(field.ty));
+            }
+        }
+    }
+
+    /// Go's zero value of a scalar or struct, as JSON.
+    fn zero(&self, id: TypeId) -> Value {
+        let ty = self.ty(id);
+        match ty.shape {
+            Shape::String => "".into(),
+            Shape::Boolean => false.into(),
+            Shape::Integer | Shape::Number => 0.into(),
+            _ => {
+                let fields = ty.always.iter().map(|index| &ty.fields[usize::from(*index)]);
+                fields.map(|field| (field.name.as_ref().to_owned(), self.zero(field.ty))).collect::<Map<_, _>>().into()
+            }
+        }
     }
 }
 
@@ -128,8 +149,8 @@ fn is_empty(value: &Value, pointer: bool) -> bool {
         Value::Number(number) => !pointer && number.as_f64() == Some(0.0),
         Value::String(text) => !pointer && text.is_empty(),
         Value::Array(items) => !pointer && items.is_empty(),
-        // A struct without values is written as `{}` all the same.
-        Value::Object(_) => false,
+        // Asked for structs with `omitzero` only.
+        Value::Object(map) => !pointer && map.is_empty(),
     }
 }
 

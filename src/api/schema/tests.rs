@@ -100,6 +100,12 @@ fn objects_are_normalized_as_go_would() {
         "spec": {"containers": [{"name": "", "resources": {"limits": {"cpu": "1", "memory": "1024"}}, "securityContext": {"privileged": false}}],
             "affinity": {}, "terminationGracePeriodSeconds": 0},
         "status": {}}));
+    // What Go writes whether or not it was set.
+    let (schemas, controller) = kind("", "v1", "ReplicationController");
+    let mut object = json!({"spec": {"template": {"spec": {"containers": [{"env": [{"value": "v"}]}]}}}});
+    schemas.normalize(controller, &mut object);
+    assert_eq!(object, json!({"metadata": {}, "spec": {"template": {"metadata": {}, "spec": {
+        "containers": [{"name": "", "env": [{"name": "", "value": "v"}], "resources": {}}]}}}, "status": {"replicas": 0}}));
     let (schemas, foo) = spec(json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true}));
     let mut object = json!({"metadata": {"creationTimestamp": null}, "spec": {"a": null, "b": ""}});
     schemas.normalize(foo, &mut object);

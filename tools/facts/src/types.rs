@@ -317,6 +317,9 @@ impl Collector {
         if options.iter().any(|option| option == "omitempty" || option == "omitzero") {
             fact.insert("omitempty".into(), true.into());
         }
+        if options.iter().any(|option| option == "omitzero") {
+            fact.insert("omitzero".into(), true.into());
+        }
         match self.openapi.get(key) {
             Some(schema) => from_openapi(schema, name, &mut fact),
             None => from_markers(field, options, &mut fact),
