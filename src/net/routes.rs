@@ -10,6 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use sha2::{Digest, Sha256};
 
 use crate::cidr::{Cidr, Family};
@@ -21,15 +23,31 @@ use crate::pod::ROUTE_PROTOCOL;
 const VXLAN_OVERHEAD: u32 = 50;
 
 /// How packets get to other nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Plain routes to nodes on our networks, VXLAN to the others.
     #[default]
+    #[serde(rename = "auto")]
     Auto,
     /// VXLAN to every node.
+    #[serde(rename = "vxlan")]
     Vxlan,
     /// Plain routes only; a node elsewhere is an error.
+    #[serde(rename = "host-gw")]
     HostGateway,
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "vxlan" => Ok(Self::Vxlan),
+            "host-gw" => Ok(Self::HostGateway),
+            other => Err(format!("{other:?} is no way of routing to pods; there are auto, vxlan and host-gw")),
+        }
+    }
 }
 
 /// This node's part.
