@@ -79,6 +79,7 @@ struct FieldFact {
     patch: Option<String>,
     merge_key: Option<String>,
     default: Option<Value>,
+    go: Option<String>,
     #[serde(flatten)]
     checks: CheckFact,
     item: Option<CheckFact>,
@@ -326,6 +327,7 @@ impl<'f> Loader<'f> {
             merge_key: fact.merge_key.as_deref().map(|key| self.word(key)),
             default: fact.default.clone().map(Arc::new),
             proto: fact.proto,
+            go_type: fact.go.as_deref().map(|name| self.word(name)),
             go: GoField { pointer: fact.pointer, omit_empty, int32: fact.ty.ends_with("int32") },
         }
     }

@@ -33,8 +33,11 @@ impl Resource {
         let base = Schemas::builtin();
         let mut builder = Builder::new(base.clone());
         let mut versions = Vec::new();
+        // Upstream moves a schema that all versions share to one place, and reports it there.
+        let mut schemas = spec["versions"].as_array().into_iter().flatten().map(|version| &version["schema"]);
+        let shared = schemas.next().is_some_and(|first| schemas.all(|other| other == first));
         for (index, version) in spec["versions"].as_array().into_iter().flatten().enumerate() {
-            versions.push(custom_version(&mut builder, &base, &group, &kind, index, version));
+            versions.push(custom_version(&mut builder, &base, &group, &kind, index, version, shared));
         }
         let stored = spec["versions"].as_array().into_iter().flatten().find(|version| version["storage"] == true);
         let storage_version = text(&stored.unwrap_or(&Value::Null)["name"]);
@@ -45,7 +48,17 @@ impl Resource {
                 "must have exactly one version marked as storage version",
             )]);
         }
-        let schemas = builder.finish()?;
+        let schemas = builder.finish().map_err(|mut errors| {
+            // A shared schema is read once for each version.
+            let mut seen = Vec::new();
+            errors.retain(|error| {
+                let text = error.to_string();
+                let new = !seen.contains(&text);
+                seen.push(text);
+                new
+            });
+            errors
+        })?;
         versions.sort_by(|a, b| version_priority(&b.name).cmp(&version_priority(&a.name)).then_with(|| a.name.cmp(&b.name)));
         Ok(Resource {
             strategy: custom_strategy(),
@@ -73,10 +86,10 @@ impl Resource {
     }
 }
 
-fn custom_version(builder: &mut Builder, base: &Schemas, group: &str, kind: &str, index: usize, version: &Value) -> Version {
+fn custom_version(builder: &mut Builder, base: &Schemas, group: &str, kind: &str, index: usize, version: &Value, shared: bool) -> Version {
     let name = version["name"].as_str().unwrap_or_default();
     let schema = &version["schema"]["openAPIV3Schema"];
-    let path = format!("spec.versions[{index}].schema.openAPIV3Schema");
+    let path = if shared { "spec.validation.openAPIV3Schema".to_owned() } else { format!("spec.versions[{index}].schema.openAPIV3Schema") };
     let verbs = |verbs: &[&str]| verbs.iter().map(|verb| (*verb).to_owned()).collect::<Vec<_>>();
     let ty = builder.version(&path, &definition_name(group, name, kind), schema);
     let mut subresources = Vec::new();

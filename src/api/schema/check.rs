@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::{Path, Schemas, Shape, Type, TypeId};
+use super::{Path, Schemas, Shape, Special, Type, TypeId};
 use crate::quantity;
 
 /// A value's kind as Go's decoder names it.
@@ -25,36 +25,53 @@ impl Schemas {
     }
 
     fn check_at(&self, id: TypeId, value: &Value, owner: &str, path: &Path<'_>) -> Result<(), String> {
+        self.check_named(id, value, owner, path, None)
+    }
+
+    /// `go`: the type's name in Go, where that is not what the shape suggests (`v1.ResourceList`).
+    fn check_named(&self, id: TypeId, value: &Value, owner: &str, path: &Path<'_>, go: Option<&str>) -> Result<(), String> {
         let ty = self.ty(id);
+        if let Some(inner) = ty.inner {
+            return self.check_alternatives(ty, inner, value, owner, path);
+        }
         match (value, ty.shape) {
             (Value::Null, _) | (_, Shape::Any) => Ok(()),
             (Value::Object(map), Shape::Object) => self.check_fields(ty, map, owner, path),
-            (Value::Object(map), Shape::Map(item)) => {
-                map.iter().try_for_each(|(key, value)| self.check_at(item, value, owner, &Path::Field(path, key)))
-            }
-            (Value::Array(items), Shape::List(item)) => {
-                // Go's paths name the field, not the item.
-                items.iter().try_for_each(|value| self.check_at(item, value, owner, path))
-            }
+            // Go's paths name the field, not the item or the key.
+            (Value::Object(map), Shape::Map(item)) => map.values().try_for_each(|value| self.check_at(item, value, owner, path)),
+            (Value::Array(items), Shape::List(item)) => items.iter().try_for_each(|value| self.check_at(item, value, owner, path)),
             (Value::String(_), Shape::String) | (Value::Bool(_), Shape::Boolean) | (Value::Number(_), Shape::Number) => Ok(()),
             (Value::Number(number), Shape::Integer) => self.check_integer(id, number, owner, path),
+            (Value::String(_), Shape::IntOrString) => Ok(()),
             (Value::Number(number), Shape::IntOrString) => match number.as_i64().map(i32::try_from) {
                 Some(Ok(_)) => Ok(()),
-                _ => Err(self.misfit(id, &format!("number {number}"), owner, path)),
+                _ => Err(self.misfit(id, &format!("number {number}"), owner, path, Some("int32"))),
             },
-            (Value::String(_), Shape::IntOrString) => Ok(()),
-            (Value::String(_) | Value::Number(_), Shape::Quantity) => {
-                quantity::from_json(value).map(|_| ()).map_err(|error| error.to_string())
-            }
+            (_, Shape::IntOrString) if ty.typed => Err(self.misfit(id, value_kind(value), owner, path, Some("int32"))),
+            (_, Shape::Quantity) if ty.typed => quantity::from_json(value).map(|_| ()).map_err(|error| error.to_string()),
             (Value::String(text), Shape::Time | Shape::MicroTime) => check_time(text),
             (Value::String(text), Shape::Duration) => match super::formats::parse_go_duration(text) {
                 Some(_) => Ok(()),
                 None => Err(format!("time: invalid duration {}", crate::field::quote(text))),
             },
             (Value::String(text), Shape::Bytes) => check_base64(text),
+            // Go takes a list of numbers for bytes, too.
+            (Value::Array(items), Shape::Bytes) if items.iter().all(|item| item.as_u64().is_some_and(|item| item < 256)) => Ok(()),
             // A custom object is decoded as it is; its schema says what is wrong (see `validate`).
             _ if !ty.typed => Ok(()),
-            _ => Err(self.misfit(id, value_kind(value), owner, path)),
+            _ => Err(self.misfit(id, value_kind(value), owner, path, go)),
+        }
+    }
+
+    /// A schema, or what its place allows besides.
+    fn check_alternatives(&self, ty: &Type, inner: TypeId, value: &Value, owner: &str, path: &Path<'_>) -> Result<(), String> {
+        match (ty.special, value) {
+            (_, Value::Null) | (Special::SchemaOrBool, Value::Bool(_)) => Ok(()),
+            (_, Value::Object(_)) => self.check_at(inner, value, owner, path),
+            (Special::SchemaOrArray, Value::Array(items)) => items.iter().try_for_each(|value| self.check_at(inner, value, owner, path)),
+            (Special::SchemaOrStrings, Value::Array(items)) if items.iter().all(Value::is_string) => Ok(()),
+            (Special::SchemaOrBool, _) => Err("boolean or JSON schema expected".to_owned()),
+            (_, value) => Err(format!("json: cannot unmarshal {} into Go value of type {}", value_kind(value), self.go_type(inner))),
         }
     }
 
@@ -64,7 +81,7 @@ impl Schemas {
         for (key, value) in map {
             while fields.next_if(|field| *field.name < **key).is_some() {}
             if let Some(field) = fields.peek().filter(|field| *field.name == **key) {
-                self.check_at(field.ty, value, owner, &Path::Field(path, key))?;
+                self.check_named(field.ty, value, owner, &Path::Field(path, key), field.go_type.as_deref())?;
             }
         }
         Ok(())
@@ -80,11 +97,11 @@ impl Schemas {
             Some(number) => !narrow || i32::try_from(number).is_ok(),
             None => false,
         };
-        if fits { Ok(()) } else { Err(self.misfit(id, &format!("number {number}"), owner, path)) }
+        if fits { Ok(()) } else { Err(self.misfit(id, &format!("number {number}"), owner, path, None)) }
     }
 
-    fn misfit(&self, id: TypeId, found: &str, owner: &str, path: &Path<'_>) -> String {
-        let ty = self.go_type(id);
+    fn misfit(&self, id: TypeId, found: &str, owner: &str, path: &Path<'_>, go: Option<&str>) -> String {
+        let ty = go.map_or_else(|| self.go_type(id), str::to_owned);
         match path {
             Path::Root => format!("json: cannot unmarshal {found} into Go value of type {ty}"),
             path => format!("json: cannot unmarshal {found} into Go struct field {owner}.{path} of type {ty}"),

@@ -79,13 +79,14 @@ impl Builder {
         let embedded = schema["x-kubernetes-embedded-resource"] == true;
         self.extensions(schema, level, path);
         let shape = match schema["type"].as_str().unwrap_or("") {
+            // Whatever type it says besides.
+            _ if int_or_string => Shape::IntOrString,
             "object" => self.object_shape(schema, level, preserving || preserve, path),
             "array" => self.array_shape(schema, path),
             "string" => Shape::String,
             "integer" => Shape::Integer,
             "number" => Shape::Number,
             "boolean" => Shape::Boolean,
-            "" if int_or_string => Shape::IntOrString,
             "" if preserve => Shape::Any,
             "" => {
                 self.required(&format!("{path}.type"), match level {
@@ -134,9 +135,6 @@ impl Builder {
         let int_or_string = flag("x-kubernetes-int-or-string");
         if schema["x-kubernetes-preserve-unknown-fields"] == false {
             self.invalid(&format!("{path}.x-kubernetes-preserve-unknown-fields"), &Value::Bool(false), "must be true or undefined");
-        }
-        if int_or_string && !schema["type"].is_null() && schema["type"] != "" {
-            self.invalid(&format!("{path}.type"), &schema["type"], "must be empty if x-kubernetes-int-or-string is true");
         }
         for name in ["x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource"] {
             if int_or_string && flag(name) {
@@ -259,6 +257,7 @@ impl Builder {
             default: None,
             proto: 0,
             go: GoField::default(),
+            go_type: None,
         }
     }
 

@@ -130,6 +130,8 @@ pub struct Field {
     pub proto: u32,
     /// How Go holds the field; decides what is written when it is empty.
     pub go: GoField,
+    /// Name of the type in Go where it is a name for something plain (`v1.ResourceList`): decode errors say it.
+    pub go_type: Option<Arc<str>>,
 }
 
 /// How the Go struct holds a field: what JSON and protobuf write for an empty value depends on it.

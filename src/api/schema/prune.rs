@@ -1,5 +1,6 @@
 //! Dropping what a type does not know, and writing what it does know as Go would.
 
+use base64::Engine as _;
 use serde_json::{Map, Value};
 
 use super::decode::MAX_REPORTS;
@@ -170,6 +171,12 @@ fn normalize_scalar(shape: Shape, value: &mut Value) {
         Shape::MicroTime => {
             if let Some(time) = value.as_str().and_then(crate::meta::parse_time) {
                 replace(value, crate::meta::now_micro(time));
+            }
+        }
+        Shape::Bytes => {
+            if let Value::Array(items) = value {
+                let bytes: Vec<u8> = items.iter().filter_map(|item| u8::try_from(item.as_u64()?).ok()).collect();
+                *value = base64::engine::general_purpose::STANDARD.encode(bytes).into();
             }
         }
         Shape::Duration => {

@@ -50,7 +50,11 @@ fn wrong_types_in_gos_words() {
             "json: cannot unmarshal string into Go struct field ContainerPort.spec.containers.ports.containerPort of type int32"),
         (json!({"spec": {"terminationGracePeriodSeconds": 1.5}}),
             "json: cannot unmarshal number 1.5 into Go struct field PodSpec.spec.terminationGracePeriodSeconds of type int64"),
-        (json!({"metadata": {"labels": {"a": 1}}}), "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels.a of type string"),
+        (json!({"metadata": {"labels": {"a": 1}}}), "json: cannot unmarshal number into Go struct field ObjectMeta.metadata.labels of type string"),
+        (json!({"spec": {"containers": [{"resources": {"limits": 1}}]}}),
+            "json: cannot unmarshal number into Go struct field ResourceRequirements.spec.containers.resources.limits of type v1.ResourceList"),
+        (json!({"spec": {"containers": [{"livenessProbe": {"httpGet": {"port": true}}}]}}),
+            "json: cannot unmarshal bool into Go struct field HTTPGetAction.spec.containers.livenessProbe.httpGet.port of type int32"),
         (json!({"metadata": {"labels": []}}), "json: cannot unmarshal array into Go struct field ObjectMeta.metadata.labels of type map[string]string"),
         (json!({"spec": {"hostNetwork": "true"}}), "json: cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool"),
         (json!({"spec": {"containers": [{"resources": {"limits": {"cpu": "1x"}}}]}}),
@@ -214,7 +218,7 @@ fn schemas_that_are_not_structural() {
         let actual = custom(schema.clone()).map(|_| ()).expect_err("the schema was accepted");
         assert_eq!(actual, expected, "{schema}");
     };
-    const AT: &str = "spec.versions[0].schema.openAPIV3Schema";
+    const AT: &str = "spec.validation.openAPIV3Schema";
     let at = |rest: &str| format!("{AT}{rest}");
     check(json!({}), &[&at(".type: Required value: must not be empty at the root")]);
     check(json!({"type": "string"}), &[&at(".type: Invalid value: \"string\": must be object at the root")]);

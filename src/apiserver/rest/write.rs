@@ -106,6 +106,7 @@ async fn finish_create(call: &Call, name: &str, mut object: Value, options: &Wri
     let resource = &call.stored_as;
     let context = call.context();
     resource.strategy.prepare_create(&context, &mut object);
+    resource.schemas.normalize(resource.stored().schema, &mut object);
     let errors = resource.strategy.validate(&context, &object);
     if !errors.is_empty() {
         return Err(ApiError::invalid(&resource.group, &resource.kind, name, errors));
@@ -364,6 +365,7 @@ async fn attempt(call: &Call, source: &Source, options: &WriteOptions, there: &C
     let hold = hooks.before_update(call, &mut new, &old, options.dry_run).await?;
     let finalizers = (call.subresource() == Some("finalize")).then(|| new["spec"]["finalizers"].clone());
     resource.strategy.prepare_update(&context, &mut new, &old);
+    resource.schemas.normalize(resource.stored().schema, &mut new);
     if let Some(finalizers) = finalizers {
         new["spec"]["finalizers"] = finalizers;
     }

@@ -325,6 +325,17 @@ impl Collector {
             None => from_markers(field, options, &mut fact),
         }
         self.rules(&ty, field, &mut fact);
+        // Go's messages name a type by its own name, even when it is but a string.
+        let plain = ["string", "bool", "int32", "int64", "int", "float64"];
+        let go = field.ty.trim_start_matches('*');
+        let named = go.chars().all(|c| c.is_alphanumeric() || c == '.') && !plain.contains(&go) && !ty.starts_with("io.");
+        if named && !SPECIAL.iter().any(|(.., special)| *special == ty && special != &"string") {
+            let (owner, name) = match go.split_once('.') {
+                Some((alias, name)) => (self.packages[package].imports.get(alias).map_or(alias, String::as_str), name),
+                None => (package, go),
+            };
+            fact.insert("go".into(), format!("{}.{name}", owner.rsplit('/').next().unwrap_or(owner)).into());
+        }
         fact.insert("type".into(), ty.into());
         Ok(fact.into())
     }
