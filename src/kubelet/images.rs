@@ -30,6 +30,8 @@ pub struct Images {
     failures: Mutex<HashMap<String, (Timestamp, String)>>,
     /// When an image was last used or seen in use, by id.
     used: Mutex<HashMap<String, Timestamp>>,
+    /// When an image was first seen on the node, by id.
+    seen: Mutex<HashMap<String, Timestamp>>,
 }
 
 /// The policy that applies when the container names none.
@@ -51,6 +53,7 @@ impl Images {
             backoff: Mutex::new(Backoff::new(BACKOFF, BACKOFF_MAX)),
             failures: Mutex::default(),
             used: Mutex::default(),
+            seen: Mutex::default(),
         }
     }
 
@@ -63,8 +66,18 @@ impl Images {
         self.used.lock().get(id).copied()
     }
 
-    /// Forgets images that are gone.
-    pub fn retain(&self, present: &[Image]) {
+    pub fn first_seen(&self, id: &str) -> Option<Timestamp> {
+        self.seen.lock().get(id).copied()
+    }
+
+    /// Notes which images there are, and forgets those that are gone.
+    pub fn retain(&self, present: &[Image], now: Timestamp) {
+        let mut seen = self.seen.lock();
+        seen.retain(|id, _| present.iter().any(|i| i.id == *id));
+        for image in present {
+            seen.entry(image.id.clone()).or_insert(now);
+        }
+        drop(seen);
         self.used.lock().retain(|id, _| present.iter().any(|i| i.id == *id));
     }
 

@@ -143,6 +143,8 @@ pub struct Machine {
     pub boot_id: String,
     pub os_image: String,
     pub kernel: String,
+    /// The lowest OOM score adjustment that processes here may have: where the kernel lets us not go below our own, we do not ask.
+    pub oom_floor: i64,
 }
 
 impl Machine {
@@ -186,6 +188,7 @@ impl Shared {
         Settings {
             cgroup_parent: self.cgroup_parent(pod),
             node_memory: self.machine.memory,
+            oom_floor: self.machine.oom_floor,
             pids_limit: self.config.pod_pids_limit,
             seccomp_default: self.config.seccomp_default,
             seccomp_dir: self.config.root_dir.join("seccomp"),

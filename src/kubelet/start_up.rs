@@ -33,6 +33,8 @@ use crate::volumes::{Volumes, local};
 use crate::{metrics, server};
 
 const RETRY: Duration = Duration::from_secs(1);
+/// How often to look whether another firewall flushed the pods' rules: it tells nobody.
+const RULES_CHECK: Duration = Duration::from_secs(60);
 
 windlass_client::projection! {
     /// What routes need of a node.
@@ -75,6 +77,10 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
     let shared = Arc::new(assemble(&config, &role, docker, network.clone()).await?);
     let (inbox, inputs) = mpsc::channel(INBOX);
     let tasks = TaskTracker::new();
+    let (guarded, stop) = (network.clone(), role.shutdown.clone());
+    tasks.spawn(async move {
+        tokio::select! { () = guarded.guard(RULES_CHECK) => {}, () = stop.cancelled() => {} }
+    });
     let mut expected = HashSet::new();
     if let Some(dir) = &config.pod_manifest_path {
         expected.insert(directory::SOURCE);

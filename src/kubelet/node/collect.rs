@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use windlass_client::events::EventType;
 
 use super::machine::{self, Disk};
@@ -25,9 +25,19 @@ pub fn to_free(disk: Disk, high: u8, low: u8) -> Option<u64> {
     Some(wanted.saturating_sub(disk.available)).filter(|b| *b > 0)
 }
 
+/// An image that came only just now is about to be used.
+const MIN_AGE: SignedDuration = SignedDuration::from_mins(2);
+
 /// Unused images, least recently used first. Pure.
-pub fn candidates(images: Vec<Image>, in_use: &HashSet<String>, last_used: impl Fn(&str) -> Option<Timestamp>) -> Vec<Image> {
-    let mut unused: Vec<Image> = images.into_iter().filter(|i| !in_use.contains(&i.id)).collect();
+pub fn candidates(
+    images: Vec<Image>,
+    in_use: &HashSet<String>,
+    now: Timestamp,
+    seen: impl Fn(&str) -> Option<Timestamp>,
+    last_used: impl Fn(&str) -> Option<Timestamp>,
+) -> Vec<Image> {
+    let old = |i: &Image| seen(&i.id).is_some_and(|at| now.duration_since(at) >= MIN_AGE);
+    let mut unused: Vec<Image> = images.into_iter().filter(|i| !in_use.contains(&i.id) && old(i)).collect();
     unused.sort_by_key(|i| last_used(&i.id).unwrap_or(Timestamp::MIN));
     unused
 }
@@ -43,8 +53,8 @@ async fn unused(shared: &Shared) -> Result<Vec<Image>, crate::runtime::Error> {
     if let Ok(Some(pause)) = shared.runtime.image(&windlass_net::pause::image_name()).await {
         in_use.insert(pause.id);
     }
-    shared.images.retain(&images);
-    Ok(candidates(images, &in_use, |id| shared.images.last_used(id)))
+    shared.images.retain(&images, now);
+    Ok(candidates(images, &in_use, now, |id| shared.images.first_seen(id), |id| shared.images.last_used(id)))
 }
 
 /// Frees disk space when it is used beyond the high threshold.
@@ -127,9 +137,16 @@ mod tests {
     #[test]
     fn least_recently_used_first() {
         let image = |id: &str| Image { id: id.into(), ..Default::default() };
-        let times = |id: &str| Timestamp::from_second(match id { "a" => 20, "b" => 10, _ => return None }).ok();
-        let order = candidates(vec![image("a"), image("b"), image("used"), image("new")], &HashSet::from(["used".to_owned()]), times);
+        let second = |s| Timestamp::from_second(s).expect("time");
+        let used = |id: &str| match id {
+            "a" => Some(second(20)),
+            "b" => Some(second(10)),
+            _ => None,
+        };
+        let seen = |id: &str| Some(second(if id == "young" { 950 } else { 0 }));
+        let images = vec![image("a"), image("b"), image("used"), image("never"), image("young")];
+        let order = candidates(images, &HashSet::from(["used".to_owned()]), second(1000), seen, used);
         let names: Vec<&str> = order.iter().map(|i| i.id.as_str()).collect();
-        assert_eq!(names, ["new", "b", "a"]);
+        assert_eq!(names, ["never", "b", "a"]);
     }
 }

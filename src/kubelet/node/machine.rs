@@ -79,7 +79,22 @@ pub fn detect(config: &Config) -> Result<Machine, Error> {
         boot_id: read("/proc/sys/kernel/random/boot_id"),
         os_image: pretty.unwrap_or_else(|| "Linux".into()),
         kernel: read("/proc/sys/kernel/osrelease"),
+        oom_floor: oom_floor(Path::new("/proc/self/oom_score_adj")),
     })
+}
+
+/// Lowering a score takes a capability that a container or a locked-in unit may lack; the runtime then cannot either.
+fn oom_floor(file: &Path) -> i64 {
+    let own: i64 = fs::read_to_string(file).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    if own <= -1000 || fs::write(file, (own - 1).to_string()).is_ok() {
+        // Raising it again is always allowed.
+        if let Err(error) = fs::write(file, own.to_string()) {
+            tracing::warn!(%error, "cannot restore our own OOM score adjustment");
+        }
+        return -1000;
+    }
+    tracing::warn!(floor = own, "OOM scores cannot be lowered on this machine: guaranteed and critical pods are no safer than others");
+    own
 }
 
 /// The node's addresses: as configured, or the one that a packet to elsewhere would carry.

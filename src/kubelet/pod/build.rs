@@ -16,6 +16,8 @@ use crate::volumes::Mounted;
 pub struct Settings {
     pub cgroup_parent: String,
     pub node_memory: i64,
+    /// No container gets a lower OOM score adjustment.
+    pub oom_floor: i64,
     pub pids_limit: i64,
     pub seccomp_default: bool,
     /// Where localhost profiles live.
@@ -80,7 +82,7 @@ pub fn sandbox(pod: &Pod, image: &str, hostname: &str, attempt: u32, settings: &
         no_new_privileges: true,
         seccomp: Seccomp::RuntimeDefault,
         resources: crate::runtime::Resources { cpu_shares: 2, ..Default::default() },
-        oom_score_adj: resources::OOM_SANDBOX,
+        oom_score_adj: resources::OOM_SANDBOX.max(settings.oom_floor),
         cgroup_parent: settings.cgroup_parent.clone(),
         sysctls: sysctls.into_iter().flatten().map(|s| (s.name.replace('/', "."), s.value.clone())).collect(),
         log_max_size: settings.log_max_size,
@@ -142,7 +144,7 @@ pub fn container(parts: &Parts<'_>, settings: &Settings) -> Result<ContainerConf
         unmasked_proc: context.proc_mount.as_deref() == Some("Unmasked"),
         mounts: mounts(parts),
         resources: resources::of_container(container, settings.pids_limit),
-        oom_score_adj: resources::oom_score_adj(pod, container, settings.node_memory),
+        oom_score_adj: resources::oom_score_adj(pod, container, settings.node_memory).max(settings.oom_floor),
         cgroup_parent: settings.cgroup_parent.clone(),
         sysctls: BTreeMap::new(),
         log_max_size: settings.log_max_size,
