@@ -41,7 +41,8 @@ pub enum LoggingError {
 /// `info,windlass_store=debug`; the environment variable `WINDLASS_LOG`, when set, is used instead.
 pub fn init(format: Format, level: &str) -> Result<(), LoggingError> {
     let directives = std::env::var("WINDLASS_LOG").unwrap_or_else(|_| level.to_owned());
-    let filter = EnvFilter::try_new(&directives)
+    // hickory-server tells every request at level info.
+    let filter = EnvFilter::try_new(format!("hickory_server=warn,{directives}"))
         .map_err(|error| LoggingError::Level { level: directives.clone(), message: error.to_string() })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let done = match format {

@@ -22,6 +22,8 @@ pub struct Record {
     pub namespace: String,
     pub name: String,
     pub ips: Vec<IpAddr>,
+    /// Where each address was taken from: the node's CIDRs may change while the pod lives.
+    pub cidrs: Vec<Cidr>,
     #[serde(default)]
     pub host_ports: Vec<HostPort>,
 }
@@ -40,6 +42,13 @@ pub struct Ipam {
 fn file_error(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::File { path, action, source }
+}
+
+impl Record {
+    /// The bridge's address for each of the pod's.
+    pub fn gateways(&self) -> Vec<IpAddr> {
+        self.cidrs.iter().filter_map(Ipam::gateway).collect()
+    }
 }
 
 impl Ipam {
@@ -77,6 +86,17 @@ impl Ipam {
         &self.cidrs
     }
 
+    /// The CIDRs, and those that pods still have addresses of.
+    pub fn cidrs_in_use(&self) -> Vec<Cidr> {
+        let mut all = self.cidrs.clone();
+        for cidr in self.records.values().flat_map(|r| &r.cidrs) {
+            if !all.contains(cidr) {
+                all.push(*cidr);
+            }
+        }
+        all
+    }
+
     /// The gateway of a CIDR, which the bridge holds: its first address after the base.
     pub fn gateway(cidr: &Cidr) -> Option<IpAddr> {
         cidr.nth(1)
@@ -106,13 +126,14 @@ impl Ipam {
         if self.cidrs.is_empty() {
             return Err(Error::NoPodCidr);
         }
-        let mut ips: Vec<IpAddr> = Vec::new();
+        let (mut ips, mut cidrs): (Vec<IpAddr>, Vec<Cidr>) = Default::default();
         for cidr in self.cidrs.clone() {
-            if !ips.iter().any(|ip| Family::of(*ip) == cidr.family()) {
+            if !cidrs.iter().any(|c| c.family() == cidr.family()) {
                 ips.push(self.pick(&cidr)?);
+                cidrs.push(cidr);
             }
         }
-        self.write(Record { pod_uid: pod_uid.into(), namespace: namespace.into(), name: name.into(), ips, host_ports: host_ports.to_vec() })
+        self.write(Record { pod_uid: pod_uid.into(), namespace: namespace.into(), name: name.into(), ips, cidrs, host_ports: host_ports.to_vec() })
     }
 
     /// Records addresses that a pod already has (its link outlived our files).

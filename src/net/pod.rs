@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -131,7 +132,12 @@ impl PodNetwork {
 
     /// Changes the node's CIDRs: pods that have addresses keep them, the bridge gets the new gateway addresses.
     pub async fn set_pod_cidrs(&self, cidrs: &[Cidr]) -> Result<()> {
-        self.ipam.lock().set_cidrs(cidrs);
+        // Pods that have addresses of an older CIDR keep their gateway.
+        let cidrs = {
+            let mut ipam = self.ipam.lock();
+            ipam.set_cidrs(cidrs);
+            ipam.cidrs_in_use()
+        };
         let name = bridge_name(&self.config.instance);
         let gateways: Vec<(IpAddr, u8)> =
             cidrs.iter().filter_map(|c| Ipam::gateway(c).map(|g| (g, c.prefix_len()))).collect();
@@ -146,7 +152,7 @@ impl PodNetwork {
                 self.netlink.delete_address(&old).await?;
             }
         }
-        self.settings(&name, cidrs)?;
+        self.settings(&name, &cidrs)?;
         self.apply_rules(true).await
     }
 
@@ -180,7 +186,7 @@ impl PodNetwork {
     pub async fn attach(&self, pod: &Attach) -> Result<Addresses> {
         let timer = metrics::attach_timer();
         let record = self.record_for(pod).await?;
-        let gateways = self.gateways(&record)?;
+        let gateways = record.gateways();
         if !self.is_wired(pod, &record).await? {
             self.wire(pod, &record, &gateways).await?;
         }
@@ -196,11 +202,11 @@ impl PodNetwork {
     async fn record_for(&self, pod: &Attach) -> Result<Record> {
         let known = self.ipam.lock().get(&pod.pod_uid).cloned();
         if let Some(known) = known {
-            let valid = known.ips.iter().all(|ip| self.cidr_of(*ip).is_some());
-            if valid && known.host_ports == pod.host_ports {
-                return Ok(known);
-            }
-            if valid {
+            let current = known.cidrs.iter().all(|c| self.ipam.lock().cidrs().contains(c));
+            if current || self.is_wired(pod, &known).await? {
+                if known.host_ports == pod.host_ports {
+                    return Ok(known);
+                }
                 return self.ipam.lock().adopt(Record { host_ports: pod.host_ports.clone(), ..known });
             }
             // The node's CIDR changed; a sandbox made anew gets an address of the new one.
@@ -208,12 +214,14 @@ impl PodNetwork {
         }
         let held = self.addresses_held(pod).await?;
         let mut ipam = self.ipam.lock();
-        if !held.is_empty() && held.iter().all(|ip| !ipam.is_used(*ip)) {
+        if !held.is_empty() && held.iter().all(|(ip, _)| !ipam.is_used(*ip)) {
+            let (ips, cidrs) = held.into_iter().unzip();
             return ipam.adopt(Record {
                 pod_uid: pod.pod_uid.clone(),
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
-                ips: held,
+                ips,
+                cidrs,
                 host_ports: pod.host_ports.clone(),
             });
         }
@@ -221,33 +229,26 @@ impl PodNetwork {
     }
 
     /// The addresses of ours that the pod's namespace already has, if its link is one that we made for it.
-    async fn addresses_held(&self, pod: &Attach) -> Result<Vec<IpAddr>> {
+    async fn addresses_held(&self, pod: &Attach) -> Result<Vec<(IpAddr, Cidr)>> {
         let Some(host) = self.netlink.link(&veth_name(&self.config.instance, &pod.pod_uid)).await? else { return Ok(Vec::new()) };
         let inside = Netlink::open_in(&pod.netns).await?;
         let Some(link) = inside.link(POD_LINK).await?.filter(|l| l.peer == host.index) else { return Ok(Vec::new()) };
         let held = inside.addresses(Some(link.index)).await?;
-        Ok(held.into_iter().map(|a| a.ip).filter(|ip| self.cidr_of(*ip).is_some()).collect())
+        Ok(held.into_iter().filter_map(|a| Some((a.ip, self.cidr_of(a.ip)?))).collect())
     }
 
     fn cidr_of(&self, ip: IpAddr) -> Option<Cidr> {
         self.ipam.lock().cidrs().iter().find(|c| c.contains(ip)).copied()
     }
 
-    fn gateways(&self, record: &Record) -> Result<Vec<IpAddr>> {
-        record
-            .ips
-            .iter()
-            .map(|ip| self.cidr_of(*ip).and_then(|c| Ipam::gateway(&c)).ok_or(Error::ForeignAddress { address: *ip }))
-            .collect()
-    }
-
     async fn is_wired(&self, pod: &Attach, record: &Record) -> Result<bool> {
-        let bridge = self.netlink.need(&bridge_name(&self.config.instance)).await?;
+        let Some(bridge) = self.netlink.link(&bridge_name(&self.config.instance)).await? else { return Ok(false) };
         let Some(host) = self.netlink.link(&veth_name(&self.config.instance, &pod.pod_uid)).await? else { return Ok(false) };
         let inside = Netlink::open_in(&pod.netns).await?;
         let Some(link) = inside.link(POD_LINK).await? else { return Ok(false) };
         let addresses: HashSet<IpAddr> = inside.addresses(Some(link.index)).await?.into_iter().map(|a| a.ip).collect();
-        let routed = inside.routes(Family::of(record.ips[0]), Some(ROUTE_PROTOCOL)).await?;
+        let Some(first) = record.ips.first() else { return Ok(false) };
+        let routed = inside.routes(Family::of(*first), Some(ROUTE_PROTOCOL)).await?;
         Ok(link.peer == host.index
             && host.peer == link.index
             && host.controller == bridge.index
@@ -269,7 +270,7 @@ impl PodNetwork {
                 bridge: bridge.index,
                 alias: alias.get(..255).unwrap_or(&alias),
                 peer: POD_LINK,
-                peer_mac: mac_of(record.ips[0]),
+                peer_mac: mac_of(*record.ips.first().ok_or(Error::NoPodCidr)?),
                 peer_ns: &pod.netns,
                 mtu: self.mtu,
             })
@@ -279,8 +280,7 @@ impl PodNetwork {
         inside.set_up(loopback.index).await?;
         let link = inside.need(POD_LINK).await?;
         inside.set_up(link.index).await?;
-        for (ip, gateway) in record.ips.iter().zip(gateways) {
-            let cidr = self.cidr_of(*ip).ok_or(Error::ForeignAddress { address: *ip })?;
+        for ((ip, cidr), gateway) in record.ips.iter().zip(&record.cidrs).zip(gateways) {
             inside.ensure_address(link.index, *ip, cidr.prefix_len()).await?;
             let any = Cidr::new(*ip, 0).ok_or(Error::ForeignAddress { address: *ip })?;
             let route = Route { destination: any, gateway: Some(*gateway), link: link.index, on_link: false };
@@ -336,13 +336,35 @@ impl PodNetwork {
     /// The addresses of a pod that is attached.
     pub fn addresses_of(&self, pod_uid: &str) -> Option<Addresses> {
         let record = self.ipam.lock().get(pod_uid).cloned()?;
-        let gateway = *self.gateways(&record).ok()?.first()?;
+        let gateway = *record.gateways().first()?;
         Some(Addresses { ips: record.ips, gateway })
     }
 
-    /// Puts rules that somebody flushed back (the proxy's monitor or the kubelet's slow resync calls it).
-    pub async fn ensure_rules(&self) -> Result<()> {
-        self.apply_rules(true).await
+    /// Looks every `period` whether somebody flushed our rules (another firewall's reload), and puts them back. Never returns.
+    pub async fn guard(&self, period: Duration) {
+        loop {
+            tokio::time::sleep(period).await;
+            match self.restore_rules().await {
+                Ok(false) => {}
+                Ok(true) => tracing::warn!("the pods' rules were flushed by somebody and are back"),
+                Err(error) => tracing::warn!(%error, "cannot look after the pods' rules"),
+            }
+        }
+    }
+
+    /// Writes the rules again if they are gone; `true` if they were.
+    pub async fn restore_rules(&self) -> Result<bool> {
+        let prefix = chain_prefix(&self.config.instance);
+        let families: Vec<Family> = self.rules.lock().await.keys().copied().collect();
+        for family in families {
+            let iptables = Iptables::new(family);
+            for (table, chain) in [("nat", "HOSTPORTS"), ("filter", "POD-FORWARD")] {
+                if !iptables.chain_exists(table, &format!("{prefix}{chain}")).await? {
+                    return self.apply_rules(true).await.map(|()| true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     async fn apply_rules(&self, all: bool) -> Result<()> {
@@ -364,7 +386,7 @@ impl PodNetwork {
                 .filter(|r| !r.host_ports.is_empty() && Some(r.pod_uid.as_str()) != leaving)
                 .flat_map(|r| r.ips.iter().map(|ip| (format!("{}/{}", r.namespace, r.name), *ip, r.host_ports.clone())))
                 .collect();
-            (ipam.cidrs().to_vec(), pods)
+            (ipam.cidrs_in_use(), pods)
         };
         let families: BTreeSet<Family> = cidrs.iter().map(Cidr::family).collect();
         for family in families {

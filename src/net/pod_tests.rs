@@ -183,12 +183,43 @@ fn without_a_cidr_nothing_is_attached() {
         assert!(matches!(network.attach(&attach("a", &pod, vec![])).await, Err(Error::NoPodCidr)));
         network.set_pod_cidrs(&["10.77.2.0/24".parse().unwrap()]).await?;
         assert_eq!(network.attach(&attach("a", &pod, vec![])).await?.ips[0].to_string(), "10.77.2.2");
-        // Another CIDR: the bridge's address follows, pods that are there stay.
-        network.set_pod_cidrs(&["10.77.3.0/24".parse().unwrap()]).await?;
+        drop(network);
+        // A new process does not know the CIDR yet: what is wired stays wired.
+        let mut config = node.config("");
+        config.pod_cidrs.clear();
+        let network = PodNetwork::new(config).await?;
+        assert_eq!(network.attach(&attach("a", &pod, vec![])).await?.ips[0].to_string(), "10.77.2.2");
+        // Another CIDR: the bridge gets its gateway, and keeps the old one as long as a pod needs it.
         let netlink = Netlink::open()?;
         let bridge = netlink.need("wl0").await?;
-        let held = netlink.addresses(Some(bridge.index)).await?;
-        assert!(held.iter().any(|a| a.ip.to_string() == "10.77.3.1") && !held.iter().any(|a| a.ip.to_string() == "10.77.2.1"), "{held:?}");
+        let gateways = || async {
+            let held = netlink.addresses(Some(bridge.index)).await?;
+            let mut text: Vec<String> = held.iter().filter(|a| a.ip.is_ipv4()).map(|a| a.ip.to_string()).collect();
+            text.sort();
+            Ok::<_, Error>(text)
+        };
+        let third = ["10.77.3.0/24".parse().unwrap()];
+        network.set_pod_cidrs(&third).await?;
+        assert_eq!(gateways().await?, ["10.77.2.1", "10.77.3.1"]);
+        assert_eq!(network.attach(&attach("a", &pod, vec![])).await?.ips[0].to_string(), "10.77.2.2");
+        network.detach("a").await?;
+        network.set_pod_cidrs(&third).await?;
+        assert_eq!(gateways().await?, ["10.77.3.1"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn flushed_rules_come_back() {
+    let node = Node::new();
+    node.run(|| async {
+        let network = PodNetwork::new(node.config("")).await?;
+        assert!(!network.restore_rules().await?);
+        Iptables::new(Family::V4).remove_chains(&["nat"], |c| c.starts_with("KUBE-")).await?;
+        assert!(network.restore_rules().await?);
+        let saved = Iptables::new(Family::V4).save("nat").await?;
+        assert_eq!(saved.matches("-j KUBE-HOSTPORTS").count(), 2, "{saved}");
+        assert!(!network.restore_rules().await?);
         Ok(())
     });
 }
