@@ -57,12 +57,12 @@ pub struct Embedded {
 // === impl EmbeddedConfig ===
 
 impl EmbeddedConfig {
-    /// 32 MiB of cache, five minutes or 200,000 revisions of history (upstream compacts every five minutes), and a reserve
+    /// 16 MiB of cache, five minutes or 200,000 revisions of history (upstream compacts every five minutes), and a reserve
     /// of 32 MiB on the disk.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
-            cache: 32 << 20,
+            cache: 16 << 20,
             history: Duration::from_secs(300),
             history_revisions: 200_000,
             reserve: 32 << 20,

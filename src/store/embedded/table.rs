@@ -99,7 +99,11 @@ fn rows<'t>(
     })
 }
 
-/// The events after a revision up to another, of a prefix, at most `limit`; and up to which revision they were read.
+/// Values that [`events`] reads at most, in bytes, beyond the last event.
+const EVENTS_BYTES: usize = 4 << 20;
+
+/// The events after a revision up to another, of a prefix, at most `limit` and not too many bytes; and up to which revision
+/// they were read.
 pub(super) fn events(
     txn: &ReadTransaction,
     prefix: &str,
@@ -112,15 +116,17 @@ pub(super) fn events(
         return Err(Error::Compacted { requested: after, compacted: marks.compacted }.into());
     }
     let log = txn.open_table(LOG)?;
-    let mut found = Vec::new();
+    let (mut found, mut bytes) = (Vec::new(), 0);
     for (read, row) in log.range(after + 1..=upto)?.enumerate() {
         let (revision, row) = row?;
         let record = Record::decode(row.value())?;
         if record.key.starts_with(prefix) {
-            found.push(event(&log, revision.value(), &record)?);
+            let event = event(&log, revision.value(), &record)?;
+            bytes += event.entry.value.len() + event.previous.as_ref().map_or(0, |p| p.value.len());
+            found.push(event);
         }
         // A rare prefix must not keep a reader for the whole log either.
-        if found.len() == limit || read == limit * 16 {
+        if found.len() == limit || bytes > EVENTS_BYTES || read == limit * 16 {
             return Ok((found, revision.value()));
         }
     }

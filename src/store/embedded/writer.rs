@@ -32,10 +32,12 @@ const SWEEP_ALONG: u64 = 64;
 const PROGRESS: Duration = Duration::from_secs(1);
 /// After a failed attempt to open the file anew, at least this long until the next.
 const REOPEN: Duration = Duration::from_millis(250);
-/// After the disk was found full, puts are refused without another try until this much more is free, or for this long: a
-/// limit that is lifted does not show as free space. Each try costs opening the file anew; it may take a fifth of the time.
-const FULL_PAUSE: Duration = Duration::from_millis(500);
-const FULL_MARGIN: u64 = 1 << 20;
+/// After a commit failed, writes are refused without another try for this long, or, when the disk was full, until this much
+/// more is free (a limit that is lifted does not show as free space). Opening anew may take a fifth of the time.
+const STALL: Duration = Duration::from_millis(500);
+const STALL_MARGIN: u64 = 1 << 20;
+/// Without room, what time asks for is looked at again after this long.
+const REST: Duration = Duration::from_secs(1);
 /// Sleeps are cut to this, so that a deadline by the wall clock survives a change of that clock.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
@@ -68,8 +70,18 @@ pub(super) struct Writer {
     /// Set by an I/O error: the file must be opened anew before the next write.
     broken: bool,
     retry: Instant,
-    /// A commit found the disk full although it seemed to have room: until when, and below how much free, not to try.
-    full: Option<(Instant, u64)>,
+    /// The last commit failed: writes are refused for a while, for each try costs opening the file anew.
+    stall: Option<Stall>,
+    /// Nothing is expired, swept or compacted before: there was no room, or a commit failed.
+    rest: Instant,
+}
+
+/// A failed commit's aftermath.
+struct Stall {
+    until: Instant,
+    /// A full disk: over at once when this much is free.
+    enough: Option<u64>,
+    error: Error,
 }
 
 /// What one commit did.
@@ -103,7 +115,8 @@ impl Writer {
             progress_due: None,
             broken: false,
             retry: now,
-            full: None,
+            stall: None,
+            rest: now,
         }
     }
 
@@ -127,23 +140,21 @@ impl Writer {
 
     /// How long to sleep at most; `None` when only a request can wake.
     fn sleep(&self) -> Option<Duration> {
-        if self.marks.swept < self.marks.compacted && !self.broken {
-            return Some(Duration::ZERO);
-        }
         let now = Instant::now();
+        if self.broken {
+            return Some(self.retry.saturating_duration_since(now));
+        }
+        let sweep = (self.marks.swept < self.marks.compacted).then_some(Duration::ZERO);
         let ttl = self.deadline.map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
-        let progress = self.progress_due.map(|at| at.saturating_duration_since(now));
         let age = self
             .ages
             .iter()
             .find(|(_, revision)| *revision > self.marks.compacted)
             .map(|(at, _)| (*at + self.config.history + self.mark).saturating_duration_since(now));
-        let retry = self.broken.then(|| self.retry.saturating_duration_since(now));
-        let nearest = match self.broken {
-            true => retry,
-            false => [ttl, progress, age].into_iter().flatten().min(),
-        };
-        nearest.map(|pause| pause.min(LONGEST_SLEEP))
+        let work = [sweep, ttl, age].into_iter().flatten().min();
+        let work = work.map(|pause| pause.max(self.rest.saturating_duration_since(now)));
+        let progress = self.progress_due.map(|at| at.saturating_duration_since(now));
+        [work, progress].into_iter().flatten().min().map(|pause| pause.min(LONGEST_SLEEP))
     }
 
     /// Takes the request and all that wait behind it.
@@ -173,18 +184,25 @@ impl Writer {
 
     /// What time asks for.
     fn due(&mut self) {
-        if self.broken && Instant::now() >= self.retry {
+        let now = Instant::now();
+        if self.broken && now >= self.retry {
             self.recover();
         }
-        if self.broken {
-            return;
-        }
-        if self.deadline.is_some_and(|at| at <= now_ms()) {
-            self.expire();
-        }
-        if self.progress_due.is_some_and(|at| at <= Instant::now()) {
+        if self.progress_due.is_some_and(|at| at <= now) {
             self.progress_due = None;
             self.hub.progress();
+        }
+        if self.broken || now < self.rest {
+            return;
+        }
+        let expired = self.deadline.is_some_and(|at| at <= now_ms());
+        if (expired || self.marks.swept < self.marks.compacted) && !self.room().deletes {
+            self.rest = now + REST;
+            return;
+        }
+        if expired {
+            // An error was logged, and the file is open again or `broken` is set.
+            let _ = self.commit(&[], Some(EXPIRE_STEP));
         }
         self.forget_old();
     }
@@ -195,18 +213,19 @@ impl Writer {
         if batch.is_empty() {
             return;
         }
-        if self.broken {
+        if self.broken && Instant::now() >= self.retry {
             self.recover();
         }
         let room = self.room();
-        let (accepted, refused): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|w| !self.broken && room.admits(&w.txn.op));
-        for write in refused {
-            let error = match self.broken {
-                true => Error::Unavailable { detail: format!("{} cannot be opened", self.slot.what()) },
-                false => room.refusal(&self.slot.what()),
-            };
-            let _ = write.answer.send(Err(error));
+        let mut accepted = Vec::with_capacity(batch.len());
+        for write in batch {
+            match self.refusal(&room, &write.txn.op) {
+                None => accepted.push(write),
+                Some(error) => {
+                    // A caller that went away does not want to know.
+                    let _ = write.answer.send(Err(error));
+                }
+            }
         }
         if accepted.is_empty() {
             return;
@@ -227,15 +246,25 @@ impl Writer {
         }
     }
 
+    /// Why a write is not even tried.
+    fn refusal(&self, room: &Room, op: &Op) -> Option<Error> {
+        if self.broken {
+            return Some(Error::Unavailable { detail: format!("{} cannot be opened", self.slot.what()) });
+        }
+        let stalled = self.stall.as_ref().filter(|stall| {
+            Instant::now() < stall.until && stall.enough.is_none_or(|enough| room.free < enough)
+        });
+        match stalled {
+            Some(stall) => Some(stall.error.clone()),
+            None if room.admits(op) => None,
+            None => Some(room.refusal(&self.slot.what())),
+        }
+    }
+
     /// How much the disk lets us do.
     fn room(&self) -> Room {
         let free = self.slot.free().unwrap_or(u64::MAX);
-        let in_vain = self.full.is_some_and(|(until, then)| Instant::now() < until && free <= then);
-        Room {
-            free,
-            puts: free >= self.config.reserve && !in_vain,
-            deletes: free >= self.config.reserve / 4,
-        }
+        Room { free, puts: free >= self.config.reserve, deletes: free >= self.config.reserve / 4 }
     }
 
     /// One commit: the writes (or the expired keys when there are none), then the marks; publishes after the fsync.
@@ -280,10 +309,11 @@ impl Writer {
         self.broken = true;
         self.retry = began;
         self.recover();
-        if matches!(error, Error::Full { .. }) {
-            let free = self.slot.free().unwrap_or(0).saturating_add(FULL_MARGIN);
-            self.full = Some((Instant::now() + FULL_PAUSE.max(began.elapsed() * 4), free));
-        }
+        let enough = matches!(error, Error::Full { .. })
+            .then(|| self.slot.free().unwrap_or(0).saturating_add(STALL_MARGIN));
+        let until = Instant::now() + STALL.max(began.elapsed() * 4);
+        self.stall = Some(Stall { until, enough, error: error.clone() });
+        self.rest = until.max(Instant::now() + REST);
         error
     }
 
@@ -316,18 +346,6 @@ impl Writer {
         }
     }
 
-    // === time to live ===
-
-    fn expire(&mut self) {
-        if !self.room().deletes {
-            // Looked at again after the next write, or in a second: room comes back without a message.
-            self.deadline = Some(now_ms() + 1000);
-            return;
-        }
-        // An error was logged, and the file is open again or `broken` is set.
-        let _ = self.commit(&[], Some(EXPIRE_STEP));
-    }
-
     // === compaction ===
 
     fn compact(&mut self, revision: u64) -> Result<()> {
@@ -337,12 +355,9 @@ impl Writer {
         if revision <= self.marks.compacted {
             return Ok(());
         }
-        if self.broken {
-            return Err(Error::Unavailable { detail: format!("{} cannot be opened", self.slot.what()) });
-        }
-        let room = self.room();
-        if !room.deletes {
-            return Err(room.refusal(&self.slot.what()));
+        // It is done by deletions.
+        if let Some(error) = self.refusal(&self.room(), &Op::Delete) {
+            return Err(error);
         }
         let marks = Marks { compacted: revision, ..self.marks };
         let done = catch_unwind(AssertUnwindSafe(|| -> Outcome<()> {
@@ -381,12 +396,13 @@ impl Writer {
         {
             tracing::warn!(%error, "history is not compacted now");
             self.ages.push_front((now, goal));
+            self.rest = self.rest.max(Instant::now() + REST);
         }
     }
 
     /// One step of removing what compaction made superfluous.
     fn sweep(&mut self) {
-        if self.marks.swept >= self.marks.compacted || self.broken {
+        if self.marks.swept >= self.marks.compacted || self.broken || Instant::now() < self.rest || !self.room().deletes {
             return;
         }
         let began = Instant::now();
