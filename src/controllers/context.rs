@@ -101,6 +101,7 @@ factory! {
         index "owner" |job: &Job| crate::owner::controller(&job.metadata).map(|owner| owner.uid.clone()).into_iter().collect();
     cron_jobs: CronJob;
     service_accounts: ServiceAccount;
+    cluster_info: ConfigMap, namespace "kube-public", fields "metadata.name=cluster-info";
     root_ca_maps: ConfigMap, fields "metadata.name=kube-root-ca.crt";
     bootstrap_tokens: Secret, namespace "kube-system", fields "type=bootstrap.kubernetes.io/token";
     token_secrets: Secret, fields "type=kubernetes.io/service-account-token";
@@ -115,6 +116,7 @@ factory! {
     autoscalers: HorizontalPodAutoscaler;
 }
 
+type Listener = Box<dyn Fn(&str) + Send + Sync>;
 type Synced = Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>;
 
 /// What a controller is given. Each has its own, so that it waits for its own caches only.
@@ -123,13 +125,15 @@ pub struct Context {
     pub config: Arc<Config>,
     pub shutdown: CancellationToken,
     informers: Arc<Informers>,
+    /// Called with the namespace of every object of any kind that comes or goes, as the garbage collector's watches see it.
+    listeners: Arc<Mutex<Vec<Listener>>>,
     needs: Mutex<Vec<Synced>>,
 }
 
 impl Context {
     /// A context for the first controller; `fork` it for each further one.
     pub fn new(client: Client, config: Arc<Config>, shutdown: CancellationToken) -> Self {
-        Context { client, config, shutdown, informers: Arc::default(), needs: Mutex::default() }
+        Context { client, config, shutdown, informers: Arc::default(), listeners: Arc::default(), needs: Mutex::default() }
     }
 
     /// A context that shares the caches and has no needs yet.
@@ -139,6 +143,7 @@ impl Context {
             config: self.config.clone(),
             shutdown: self.shutdown.clone(),
             informers: self.informers.clone(),
+            listeners: self.listeners.clone(),
             needs: Mutex::default(),
         }
     }
@@ -148,6 +153,17 @@ impl Context {
         let waited = informer.clone();
         self.needs.lock().push(Box::new(move || Box::pin(async move { waited.synced().await })));
         informer
+    }
+
+    /// Calls `listener` with the namespace of whatever comes or goes ("" for cluster-scoped objects). It must not block.
+    pub fn on_objects(&self, listener: impl Fn(&str) + Send + Sync + 'static) {
+        self.listeners.lock().push(Box::new(listener));
+    }
+
+    /// How the garbage collector tells the listeners.
+    pub fn announcer(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let listeners = self.listeners.clone();
+        move |namespace| listeners.lock().iter().for_each(|listener| listener(namespace))
     }
 
     /// Returns once every cache that was asked for through this context is filled; false at shutdown.

@@ -35,22 +35,6 @@ pub fn matches_map(selector: &Labels, labels: &Labels) -> bool {
     !selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// A selector in the form of a query parameter: `a=b,c in (d,e)`.
-pub fn to_query(selector: &LabelSelector) -> String {
-    let exact = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
-    let expressions = selector.match_expressions.iter().flatten().map(|requirement| {
-        let mut values = requirement.values.clone().unwrap_or_default();
-        values.sort();
-        match requirement.operator.as_str() {
-            "In" => format!("{} in ({})", requirement.key, values.join(",")),
-            "NotIn" => format!("{} notin ({})", requirement.key, values.join(",")),
-            "DoesNotExist" => format!("!{}", requirement.key),
-            _ => requirement.key.clone(),
-        }
-    });
-    exact.chain(expressions).collect::<Vec<_>>().join(",")
-}
-
 fn requirement_matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let compare = |greater: bool| {

@@ -22,17 +22,22 @@
 //! - limits: `quota`, `disruption`, `hpa`, `ttl`
 //! - storage: `volume`
 
+mod bootstrap;
 mod certificates;
+mod clusterrole;
 pub mod config;
 pub mod context;
 pub mod deployment;
+mod cronjob;
 mod daemonset;
 mod discovery;
+mod disruption;
 pub mod endpoints;
 pub mod endpointslice;
 mod expectations;
 mod gc;
 mod hash;
+mod hpa;
 mod job;
 mod labels;
 mod namespace;
@@ -42,12 +47,14 @@ mod owner;
 mod pod;
 mod podcontrol;
 mod podgc;
+mod quota;
 pub mod replicaset;
 mod revision;
 mod serviceaccount;
 mod statefulset;
 mod table;
 mod taint;
+mod ttl;
 mod volume;
 mod write;
 

@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
-use http::{Request, header::ACCEPT};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Namespace, NamespaceCondition},
@@ -23,7 +22,7 @@ use crate::{
     write::{self, ApiErrorExt},
 };
 
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+pub const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// How long finalizers are given before the next look, when no deletion of a pod wakes us sooner.
 const FINALIZERS: Duration = Duration::from_secs(8);
 /// Resources that are emptied at once.
@@ -146,13 +145,11 @@ struct Controller {
 impl Controller {
     async fn list(&self, resource: &Resource, namespace: &str) -> Result<MetadataList, Error> {
         let path = resource.path(namespace);
-        let request = Request::get(&path).header(ACCEPT, METADATA_LIST).body(Vec::new());
-        let request = request.map_err(|error| Error::Request { path: path.clone(), reason: error.to_string() })?;
-        match self.client.request::<MetadataList>(request).await {
-            Ok(list) => Ok(list),
+        match write::get_as(&self.client, &path, METADATA_LIST).await {
+            Ok(list) => Ok(list.unwrap_or(MetadataList { items: Vec::new() })),
             // A resource that went away between discovery and now has no content.
-            Err(error) if error.is_not_found() || error.code() == 405 => Ok(MetadataList { items: Vec::new() }),
-            Err(source) => Err(Error::Api { what: format!("list {path}"), source: Box::new(source) }),
+            Err(error) if error.code() == 405 => Ok(MetadataList { items: Vec::new() }),
+            Err(error) => Err(error),
         }
     }
 

@@ -1,6 +1,9 @@
 //! The few ways in which controllers talk to the API, and what its refusals mean.
 
-use http::{Request, header::CONTENT_TYPE};
+use http::{
+    Request,
+    header::{ACCEPT, CONTENT_TYPE},
+};
 use kube::{Client, Resource};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -93,6 +96,17 @@ pub async fn get<T: DeserializeOwned>(client: &Client, path: &str) -> Result<Opt
         Ok(object) => Ok(Some(object)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// What is at `path`, in one of the forms that `accept` names; none if there is nothing.
+pub async fn get_as<T: DeserializeOwned>(client: &Client, path: &str, accept: &str) -> Result<Option<T>, Error> {
+    let request = Request::get(path).header(ACCEPT, accept).body(Vec::new());
+    let request = request.map_err(|error| Error::Request { path: path.to_owned(), reason: error.to_string() })?;
+    match client.request(request).await {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(source) => Err(Error::Api { what: format!("GET {path}"), source: Box::new(source) }),
     }
 }
 

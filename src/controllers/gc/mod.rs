@@ -76,6 +76,8 @@ struct Collector {
     discovered: watch::Sender<bool>,
     /// Rung when custom resource definitions or API services change.
     changed: Notify,
+    /// Tells who counts objects that one came or went in a namespace.
+    announce: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 fn group_of(api_version: &str) -> &str {
@@ -157,7 +159,9 @@ impl Collector {
                     }
                     if let Some(uid) = &object.metadata.uid {
                         unseen.remove(uid);
-                        known.insert(uid.clone());
+                        if known.insert(uid.clone()) {
+                            (self.announce)(object.metadata.namespace.as_deref().unwrap_or_default());
+                        }
                     }
                     self.graph.lock().apply(&id, &object.metadata)
                 }
@@ -169,6 +173,7 @@ impl Collector {
                     if definitions {
                         self.changed.notify_one();
                     }
+                    (self.announce)(object.metadata.namespace.as_deref().unwrap_or_default());
                     let uid = object.metadata.uid.unwrap_or_default();
                     known.remove(&uid);
                     self.graph.lock().remove(&uid)
@@ -393,6 +398,7 @@ pub fn start(context: &Context) -> Worker {
         monitors: Mutex::default(),
         discovered: watch::Sender::new(false),
         changed: Notify::new(),
+        announce: Box::new(context.announcer()),
     });
     let shutdown = context.shutdown.clone();
     let workers = context.config.concurrent_gc_syncs;
