@@ -92,6 +92,36 @@ pub fn compute(pod: &Pod, previous: &PodStatus, observed: &Observed, facts: &Fac
     status
 }
 
+/// The last word on a pod whose containers have all ended: what has no end of its own gets one, as upstream's
+/// status manager gives it.
+pub fn finalize(pod: &Pod, status: &mut PodStatus) {
+    let regular_ran = status.container_statuses.iter().flatten().any(|s| s.state.as_ref().is_some_and(|s| s.waiting.is_none()));
+    let initialized = model::init_containers(pod).is_empty()
+        || regular_ran
+        || status.init_container_statuses.iter().flatten().all(|s| s.state.as_ref().is_some_and(|s| s.terminated.as_ref().is_some_and(|t| t.exit_code == 0)));
+    if initialized {
+        for container in status.container_statuses.iter_mut().flatten() {
+            if container.state.as_ref().is_some_and(|s| s.terminated.is_some()) {
+                continue;
+            }
+            container.ready = false;
+            container.started = Some(false);
+            container.state = Some(ContainerState {
+                terminated: Some(ContainerStateTerminated {
+                    reason: Some("ContainerStatusUnknown".into()),
+                    message: Some("The container could not be located when the pod was terminated".into()),
+                    exit_code: 137,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            });
+        }
+    }
+    if !model::is_terminal_phase(status.phase.as_deref().unwrap_or("")) && !model::is_static(pod) {
+        status.phase = Some("Failed".into());
+    }
+}
+
 /// The status of a pod that the kubelet will not run at all.
 pub fn rejected(pod: &Pod, why: &Why, now: Timestamp) -> PodStatus {
     let previous = pod.status.clone().unwrap_or_default();

@@ -163,3 +163,14 @@ fn transition_times_change_with_the_status_only() {
     let time = |kind: &str| model::condition(second.conditions.as_ref(), kind).and_then(|c| c.last_transition_time.as_ref()).map(|t| t.0.as_second());
     assert_eq!((time("PodScheduled"), time("Ready")), (Some(7), Some(100)));
 }
+
+#[test]
+fn what_never_ran_ends_unknown() {
+    let spec = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    let facts = Facts { terminal: true, ..facts() };
+    let mut status = full(spec.clone(), PodStatus::default(), vec![container("a", State::Exited, 0, 5)], facts);
+    finalize(&pod(spec), &mut status);
+    let ends: Vec<(i32, Option<String>)> = status.container_statuses.iter().flatten().filter_map(|c| c.state.clone()?.terminated).map(|t| (t.exit_code, t.reason)).collect();
+    assert_eq!(ends, [(0, Some("Completed".into())), (137, Some("ContainerStatusUnknown".into()))]);
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+}

@@ -60,6 +60,9 @@ impl Actor {
             next.reason = previous.reason.clone();
             next.message = previous.message.clone();
         }
+        if matches!(self.life, Life::Ended | Life::Clean) {
+            status::finalize(&self.pod, &mut next);
+        }
         self.status = next;
         if !self.first_running && self.status.phase.as_deref() == Some("Running") {
             self.first_running = true;

@@ -108,7 +108,7 @@ fn exec_or_attach(shared: &Arc<Shared>, parts: &[&str], request: Request<Incomin
             session.map_err(|e| e.to_string())
         };
         tokio::select! {
-            () = exec::run(io, upgrade, wanted, &*shared.runtime, start) => {}
+            () = exec::run(io, upgrade, wanted, &shared.runtime, start) => {}
             () = shared.shutdown.cancelled() => {}
         }
     });

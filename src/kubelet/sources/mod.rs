@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn a_changed_manifest_is_another_pod() {
         let pod = |image: &str| parse(&format!("kind: Pod\nmetadata: {{name: A}}\nspec: {{containers: [{{name: c, image: {image}}}]}}\n")).expect("parses").remove(0);
-        let one = complete(pod("x"), "file", "/f", "n1");
-        let again = complete(pod("x"), "file", "/f", "n1");
-        let other = complete(pod("y"), "file", "/f", "n1");
+        let one = complete(pod("one"), "file", "/f", "n1");
+        let again = complete(pod("one"), "file", "/f", "n1");
+        let other = complete(pod("two"), "file", "/f", "n1");
         assert_eq!(one.metadata.name.as_deref(), Some("a-n1"));
         assert_eq!(one.metadata.uid, again.metadata.uid);
         assert_ne!(one.metadata.uid, other.metadata.uid);

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -11,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::{Upgrade, spdy, websocket};
-use crate::runtime::{OutputKind, Runtime, Session};
+use crate::runtime::{OutputKind, Runtime, Session, SessionId};
 
 /// SPDY subprotocols, the best first.
 pub const SPDY_PROTOCOLS: [&str; 5] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
@@ -34,6 +36,24 @@ pub struct Wanted {
     pub stdout: bool,
     pub stderr: bool,
     pub tty: bool,
+}
+
+/// What is asked of a session beside its bytes.
+#[async_trait]
+pub trait Control: Send + Sync {
+    async fn resize(&self, session: &SessionId, width: u16, height: u16) -> Result<(), String>;
+    /// The exit code of a session whose output has ended.
+    async fn exit_code(&self, session: &SessionId) -> Result<i32, String>;
+}
+
+#[async_trait]
+impl Control for Arc<dyn Runtime> {
+    async fn resize(&self, session: &SessionId, width: u16, height: u16) -> Result<(), String> {
+        Runtime::resize(&**self, session, width, height).await.map_err(|e| e.to_string())
+    }
+    async fn exit_code(&self, session: &SessionId) -> Result<i32, String> {
+        Runtime::exit_code(&**self, session).await.map_err(|e| e.to_string())
+    }
 }
 
 /// The client's side of a session, whatever the protocol.
@@ -187,7 +207,7 @@ pub fn outcome(result: &Result<i32, String>) -> Value {
 }
 
 /// Joins a client over `io` with a session of the runtime, until the session's output ends or the client is gone.
-pub async fn run<S, F>(io: S, upgrade: Upgrade, wanted: Wanted, runtime: &dyn Runtime, start: F)
+pub async fn run<S, F>(io: S, upgrade: Upgrade, wanted: Wanted, control: &dyn Control, start: F)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Future<Output = Result<Session, String>>,
@@ -201,7 +221,7 @@ where
     };
     let Client { stdin, resize, output, status } = client;
     let result = match start.await {
-        Ok(session) => pump(session, stdin, resize, &output, wanted, runtime).await,
+        Ok(session) => pump(session, stdin, resize, &output, wanted, control).await,
         Err(e) => Some(Err(e)),
     };
     if let Some(result) = result {
@@ -225,7 +245,7 @@ async fn pump(
     mut resize: mpsc::Receiver<(u16, u16)>,
     output: &Sink,
     wanted: Wanted,
-    runtime: &dyn Runtime,
+    control: &dyn Control,
 ) -> Option<Result<i32, String>> {
     let Session { output: mut out, stdin: process, id } = session;
     let feed = async {
@@ -242,9 +262,9 @@ async fn pump(
     let resizing = async {
         while let Some((width, height)) = resize.recv().await {
             if wanted.tty
-                && let Err(error) = runtime.resize(&id, width, height).await
+                && let Err(error) = control.resize(&id, width, height).await
             {
-                tracing::debug!(%error, "terminal not resized");
+                tracing::debug!(error, "terminal not resized");
             }
         }
         std::future::pending::<()>().await;
@@ -261,7 +281,7 @@ async fn pump(
                 return None;
             }
         }
-        Some(runtime.exit_code(&id).await.map_err(|e| e.to_string()))
+        Some(control.exit_code(&id).await)
     };
     tokio::select! {
         result = copy => result,
@@ -271,23 +291,5 @@ async fn pump(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size(b"{\"Width\":80,\"Height\":24}"), Some((80, 24)));
-        assert_eq!(size(b"{\"Width\":80}"), None);
-        assert_eq!(size(b"{\"Width\":70000,\"Height\":1}"), None);
-        assert_eq!(size(b"x"), None);
-    }
-
-    #[test]
-    fn outcomes() {
-        assert_eq!(outcome(&Ok(0))["status"], "Success");
-        let failed = outcome(&Ok(3));
-        assert_eq!(failed["reason"], "NonZeroExitCode");
-        assert_eq!(failed["details"]["causes"][0], json!({"reason": "ExitCode", "message": "3"}));
-        assert_eq!(outcome(&Err("no".into()))["reason"], "InternalError");
-    }
-}
+#[path = "exec_tests.rs"]
+mod tests;
