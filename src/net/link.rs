@@ -125,6 +125,9 @@ impl Netlink {
         if self.link(name).await?.is_none() {
             let made = self.handle.link().add(LinkBridge::new(name).address(mac.to_vec()).build()).execute().await;
             settle(made, exists, || format!("make bridge {name}"))?;
+            // Until its link-local address has passed duplicate detection, a second or two, a bridge asks for no IPv6
+            // neighbour. Nobody else can have that address here. A kernel without IPv6 has no such setting.
+            let _ = crate::sysctl::set(&format!("net/ipv6/conf/{name}/accept_dad"), "0");
         }
         let found = self.need(name).await?;
         if found.kind != "bridge" {

@@ -47,6 +47,9 @@ struct Inbox {
 impl Inbox {
     fn put(&self, f: impl FnOnce(&mut Pending)) {
         f(&mut self.pending.lock());
+        for family in [Family::V4, Family::V6] {
+            metrics::queued(family);
+        }
         self.wake.notify_one();
     }
 }
@@ -275,7 +278,6 @@ impl Proxy {
             if family == Family::V6 {
                 self.v6_clean = Some(false);
             }
-            metrics::queued(family);
             match state.sync().await {
                 Ok(()) => {
                     if let Some(latency) = pending.trigger.and_then(|t| t.elapsed().ok()) {

@@ -55,8 +55,8 @@ fn world(pods: usize) -> World {
     block(&world.node, || async {
         windlass_net::sysctl::set("net/ipv4/conf/all/route_localnet", "1")?;
         let network = PodNetwork::new(Config {
-            pod_cidrs: vec!["10.88.1.0/24".parse()?],
-            cluster_cidrs: vec!["10.88.0.0/16".parse()?],
+            pod_cidrs: vec!["10.88.1.0/24".parse()?, "fd88:1::/64".parse()?],
+            cluster_cidrs: vec!["10.88.0.0/16".parse()?, "fd88::/16".parse()?],
             state_dir: world._dir.path().to_owned(),
             ..Config::default()
         })
@@ -76,14 +76,14 @@ fn world(pods: usize) -> World {
 /// Answers on TCP and UDP port 80: its name and the peer's address, then echoes lines.
 fn serve(ns: &Namespace, name: &str) {
     let name = name.to_owned();
-    let (tcp, udp) = netns::run(&ns.path(), || (TcpListener::bind("0.0.0.0:80").unwrap(), UdpSocket::bind("0.0.0.0:80").unwrap())).unwrap();
+    let (tcp, udp) = netns::run(&ns.path(), || (TcpListener::bind("[::]:80").unwrap(), UdpSocket::bind("0.0.0.0:80").unwrap())).unwrap();
     let for_udp = name.clone();
     std::thread::spawn(move || {
         for stream in tcp.incoming().flatten() {
             let name = name.clone();
             std::thread::spawn(move || {
                 let mut stream = stream;
-                let peer = stream.peer_addr().map(|a| a.ip().to_string()).unwrap_or_default();
+                let peer = stream.peer_addr().map(|a| a.ip().to_canonical().to_string()).unwrap_or_default();
                 let _ = stream.write_all(format!("{name} {peer}\n").as_bytes());
                 let mut byte = [0];
                 while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
@@ -237,6 +237,34 @@ fn udp_flows_follow_the_endpoints() {
     assert_eq!(ask().as_deref(), Ok("pod0"));
     change(&world, &mut state, &spec(json!({})), &[1]);
     assert_eq!(ask().as_deref(), Ok("pod1"), "the flow of the same socket moved");
+}
+
+#[test]
+fn both_families_side_by_side() {
+    let world = world(2);
+    let mut state = State::new(Settings { family: Family::V6, node_ip: None, detector: LocalDetector::new("-s fd88::/16"), ..settings() });
+    let spec = json!({"type": "NodePort", "clusterIP": "10.99.0.1", "clusterIPs": ["10.99.0.1", "fd99::1"],
+        "ports": [{"name": "", "port": 80, "protocol": "TCP", "nodePort": 30080}]});
+    let service: ServiceView = serde_json::from_value(json!({"metadata": {"namespace": "d", "name": "s"}, "spec": spec})).unwrap();
+    let slice: SliceView = serde_json::from_value(json!({"addressType": "IPv6", "endpoints": [{"addresses": ["fd88:1::2"], "nodeName": "n1"}],
+        "ports": [{"name": "", "port": 80, "protocol": "TCP"}]}))
+    .unwrap();
+    let name = ServiceName { namespace: "d".into(), name: "s".into() };
+    block(&world.node, || async {
+        // What has no route is not rejected but unreachable.
+        let netlink = Netlink::open()?;
+        let link = netlink.need("up0").await?.index;
+        netlink.ensure_route(&windlass_net::link::Route { destination: "fd99::/64".parse()?, gateway: None, link, on_link: false }, 4).await
+    });
+    state.update(&name, service_ports(Family::V6, "n1", &service, [&slice]));
+    block(&world.node, || async { state.sync().await });
+    assert_eq!(ask(&world.pods[1], "[fd99::1]:80"), "pod0 fd88:1::3");
+    assert_eq!(ask(&world.pods[0], "[fd99::1]:80"), "pod0 fd88:1::1");
+    assert_eq!(ask(&world.pods[1], "[fd88:1::1]:30080"), "pod0 fd88:1::1");
+    // The other family's service has no rules of this one.
+    state.update(&name, service_ports(Family::V6, "n1", &service, []));
+    block(&world.node, || async { state.sync().await });
+    assert_eq!(ask(&world.pods[1], "[fd99::1]:80"), "ConnectionRefused");
 }
 
 #[test]
