@@ -113,4 +113,36 @@ mod tests {
         }
         assert_eq!(answer(None).status(), 503);
     }
+
+    #[test]
+    fn servers_come_and_go_with_what_is_wanted() {
+        use std::io::{Read, Write};
+        let ns = windlass_net::netns::Namespace::new().expect("root");
+        let get = |port: u16| -> std::io::Result<String> {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).map(|_| text.lines().next().unwrap_or_default().to_owned())
+        };
+        let wanted = |port: u16, local_endpoints: usize| {
+            BTreeMap::from([(port, Wanted { service: ServiceName { namespace: "n".into(), name: "s".into() }, local_endpoints })])
+        };
+        let outcome = windlass_net::netns::block_on(&ns.path(), || async {
+            let netlink = windlass_net::link::Netlink::open()?;
+            netlink.set_up(netlink.need("lo").await?.index).await?;
+            let stop = CancellationToken::new();
+            let mut servers = HealthServers::new(stop.clone());
+            // The blocking client has a thread of its own (with this namespace), so that the server can answer.
+            let ask = |port| async move { tokio::task::spawn_blocking(move || get(port)).await.expect("no panic") };
+            servers.sync(wanted(30000, 1)).await;
+            assert_eq!(ask(30000).await.expect("open"), "HTTP/1.1 200 OK");
+            servers.sync(wanted(30000, 0)).await;
+            assert_eq!(ask(30000).await.expect("open"), "HTTP/1.1 503 Service Unavailable");
+            servers.sync(wanted(30001, 2)).await;
+            assert_eq!(ask(30001).await.expect("open"), "HTTP/1.1 200 OK");
+            stop.cancel();
+            Ok::<_, windlass_net::Error>(())
+        });
+        outcome.expect("enter").expect("network");
+    }
 }
