@@ -41,6 +41,7 @@ pub struct Role {
 
 #[doc(hidden)]
 pub mod reexport {
+    pub use crate::projection::lean_metadata;
     pub use k8s_openapi;
     pub use serde;
 }

@@ -155,9 +155,6 @@ pub struct Config {
     /// ResourceQuotas worked on at once.
     #[arg(long, default_value_t = 5)]
     pub concurrent_resource_quota_syncs: usize,
-    /// ServiceAccount namespaces worked on at once.
-    #[arg(long, default_value_t = 5)]
-    pub concurrent_serviceaccount_token_syncs: usize,
     /// Finished jobs worked on at once.
     #[arg(long, default_value_t = 5)]
     pub concurrent_ttl_after_finished_syncs: usize,
@@ -187,9 +184,6 @@ pub struct Config {
     /// Directory on each node below which the local-path provisioner puts volumes.
     #[arg(long, default_value = "/var/lib/windlass/volumes")]
     pub local_path_dir: String,
-    /// Validity that is asked of nobody: unused auto-made service account tokens older than this are cleaned up.
-    #[arg(long, default_value_t = Span::seconds(31_536_000))]
-    pub legacy_service_account_token_clean_up_period: Span,
 }
 
 #[derive(clap::Parser)]

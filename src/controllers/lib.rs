@@ -58,11 +58,13 @@ mod ttl;
 mod volume;
 mod write;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use futures::future::join_all;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use windlass_client::{Role, leader::Election};
+use windlass_daemon::health::Check;
 
 pub use config::Config;
 pub use table::CONTROLLERS;
@@ -92,11 +94,12 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
     table::check(&config)?;
     let config = Arc::new(config);
     let check = role.health.check("controllers");
-    check.ok();
     if !config.leader_elect {
-        run_controllers(config, role.client, role.shutdown).await;
+        run_controllers(config, role.client, role.shutdown, check).await;
         return Ok(());
     }
+    // One that stands by is as ready as it can be.
+    check.ok();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let election = Election {
         lease_duration: config.leader_elect_lease_duration.0,
@@ -105,28 +108,43 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
         ..Election::new("kube-controller-manager", host.trim())
     };
     let client = role.client.clone();
-    election.run(role.client, role.shutdown, move |token| run_controllers(config.clone(), client.clone(), token)).await;
+    let lead = move |token| run_controllers(config.clone(), client.clone(), token, check.clone());
+    election.run(role.client, role.shutdown, lead).await;
     Ok(())
 }
 
-/// Runs every enabled controller until `token` is cancelled.
-async fn run_controllers(config: Arc<Config>, client: kube::Client, token: CancellationToken) {
-    let root = context::Context::new(client, config.clone(), token);
-    let enabled = CONTROLLERS.iter().filter(|controller| config.enabled(controller.name, controller.on_by_default));
-    let running = enabled.map(|controller| {
+/// Runs every enabled controller until `token` is cancelled. `check` is ok once all have filled their caches.
+async fn run_controllers(config: Arc<Config>, client: kube::Client, token: CancellationToken, check: Check) {
+    let root = context::Context::new(client, config.clone(), token.clone());
+    let waiting = Arc::new(Mutex::new(BTreeSet::new()));
+    let mut running = JoinSet::new();
+    for controller in CONTROLLERS.iter().filter(|controller| config.enabled(controller.name, controller.on_by_default)) {
         let context = root.fork();
         let work = (controller.start)(&context);
-        tokio::spawn(async move {
+        waiting.lock().insert(controller.name);
+        let (waiting, check, name) = (waiting.clone(), check.clone(), controller.name);
+        running.spawn(async move {
             if context.synced().await {
-                tracing::debug!(controller = controller.name, "started");
+                tracing::debug!(controller = name, "started");
+                {
+                    let mut waiting = waiting.lock();
+                    waiting.remove(name);
+                    match waiting.first() {
+                        None => check.ok(),
+                        Some(next) => check.fail(format!("{} controllers are filling their caches, among them {next}", waiting.len())),
+                    }
+                }
                 work.await;
             }
-        })
-    });
-    let running: Vec<_> = running.collect();
-    for (controller, result) in CONTROLLERS.iter().zip(join_all(running).await) {
+        });
+    }
+    while let Some(result) = running.join_next().await {
         if let Err(error) = result {
-            tracing::error!(near = controller.name, %error, "a controller ended by a panic");
+            tracing::error!(%error, "a controller ended by a panic");
+            check.fail(format!("a controller ended by a panic: {error}"));
         }
+    }
+    if token.is_cancelled() {
+        check.ok();
     }
 }

@@ -321,6 +321,10 @@ pub fn start(context: &Context) -> Worker {
         });
     }
     // The collector's watches see every object come and go.
+    let limited = {
+        let quotas = quotas.clone();
+        move |namespace: &str| !quotas.namespace(namespace).is_empty()
+    };
     let wake = {
         let (queue, quotas) = (queue.clone(), quotas.clone());
         move |namespace: &str| {
@@ -332,8 +336,11 @@ pub fn start(context: &Context) -> Worker {
     context.on_objects(wake.clone());
     let (pods, services, claims) = (context.pods(), context.services(), context.claims());
     {
-        let wake = wake.clone();
+        let (wake, limited) = (wake.clone(), limited.clone());
         pods.on_change(move |change| {
+            if !limited(change.object().namespace()) {
+                return;
+            }
             let charged = |pod: &Option<Arc<PodView>>| pod.as_ref().filter(|pod| is_charged(pod, Timestamp::now())).map(|pod| pod_usage(pod));
             if charged(&change.old) != charged(&change.new) {
                 wake(change.object().namespace());

@@ -4,6 +4,7 @@
 //! owner references. Before it deletes anything it asks the API, not its graph.
 
 mod graph;
+mod meta;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,8 +17,7 @@ use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject},
-    core::PartialObjectMeta,
+    api::ApiResource,
     runtime::{WatchStreamExt, watcher},
 };
 use parking_lot::Mutex;
@@ -32,9 +32,8 @@ use crate::{
     discovery::{self, Resource},
     write::{self, ApiErrorExt, Delete},
 };
+use meta::Meta;
 use graph::{FOREGROUND, Graph, GroupResource, ORPHAN, Owner, Task, Verdict, judge, policy};
-
-type Meta = PartialObjectMeta<DynamicObject>;
 
 /// Between the first sign of a new kind of resource and the look at what there is: several come at once.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -67,6 +66,8 @@ struct Monitor {
 struct Collector {
     client: kube::Client,
     graph: Mutex<Graph>,
+    /// Objects in the graph.
+    size: prometheus::IntGauge,
     queue: Queue<Task>,
     /// What discovery last said, by group and kind: how references become paths.
     kinds: Mutex<HashMap<(String, String), Resource>>,
@@ -180,6 +181,7 @@ impl Collector {
                 }
             };
             self.enqueue(tasks);
+            self.size.set(self.graph.lock().len() as i64);
         }
         let tasks: Vec<Task> = known.iter().flat_map(|uid| self.graph.lock().remove(uid)).collect();
         self.enqueue(tasks);
@@ -392,6 +394,7 @@ pub fn start(context: &Context) -> Worker {
     let collector = Arc::new(Collector {
         client: context.client.clone(),
         graph: Mutex::default(),
+        size: windlass_daemon::metrics::gauge("garbage_collector_controller_graph_objects", "Number of objects in the garbage collector's graph of owners."),
         queue: queue.clone(),
         kinds: Mutex::default(),
         resources: Mutex::default(),
