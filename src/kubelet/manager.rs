@@ -68,6 +68,13 @@ impl Table {
         self.handles.read().keys().cloned().collect()
     }
 
+    /// Calls `f` with what is known of each pod.
+    pub fn each(&self, mut f: impl FnMut(&View)) {
+        for handle in self.handles.read().values() {
+            f(&handle.view.borrow());
+        }
+    }
+
     /// Tells a pod that something it refers to has changed. A full mailbox will look at everything anyway.
     pub fn poke(&self, uid: &str) {
         if let Some(handle) = self.get(uid) {
@@ -123,37 +130,18 @@ pub async fn run(shared: Arc<Shared>, inbox: mpsc::Sender<Input>, mut inputs: mp
 async fn follow_runtime(shared: Arc<Shared>, inbox: mpsc::Sender<Input>, shutdown: CancellationToken) {
     let follow = async {
         loop {
-            match shared.runtime.events().await {
-                Ok(mut events) => {
-                    metrics::EVENT_STREAM.inc();
+            // The stream connects only when it is read: whether the runtime is there is asked first.
+            match shared.runtime.info().await {
+                Ok(_) => {
                     shared.trouble("runtime", None);
-                    let mut resync = tokio::time::interval(RESYNC);
-                    loop {
-                        // The first tick is at once: the list that belongs to the new stream.
-                        let input = tokio::select! {
-                            _ = resync.tick() => Input::Relist,
-                            event = events.next() => match event {
-                                Some(Ok(event)) if interesting(&event.action) => Input::Runtime(event),
-                                Some(Ok(_)) => continue,
-                                Some(Err(error)) => {
-                                    tracing::warn!(%error, "the runtime's event stream broke");
-                                    break;
-                                }
-                                None => break,
-                            },
-                        };
-                        if inbox.send(input).await.is_err() {
-                            return;
-                        }
+                    if !read_events(&shared, &inbox).await {
+                        return;
                     }
                 }
                 Err(error) => {
                     metrics::EVENT_STREAM_ERRORS.inc();
-                    tracing::warn!(%error, "cannot follow the runtime's events");
+                    shared.trouble("runtime", Some(format!("container runtime is down: {error}")));
                 }
-            }
-            if let Err(error) = shared.runtime.info().await {
-                shared.trouble("runtime", Some(format!("container runtime is down: {error}")));
             }
             tokio::time::sleep(RECONNECT).await;
         }
@@ -161,8 +149,40 @@ async fn follow_runtime(shared: Arc<Shared>, inbox: mpsc::Sender<Input>, shutdow
     tokio::select! { () = follow => {}, () = shutdown.cancelled() => {} }
 }
 
+/// Passes events on until the stream breaks; false when nobody listens any more.
+async fn read_events(shared: &Arc<Shared>, inbox: &mpsc::Sender<Input>) -> bool {
+    let mut events = match shared.runtime.events().await {
+        Ok(events) => events,
+        Err(error) => {
+            metrics::EVENT_STREAM_ERRORS.inc();
+            tracing::warn!(%error, "cannot follow the runtime's events");
+            return true;
+        }
+    };
+    metrics::EVENT_STREAM.inc();
+    let mut resync = tokio::time::interval(RESYNC);
+    loop {
+        // The first tick is at once: the list that belongs to the new stream.
+        let input = tokio::select! {
+            _ = resync.tick() => Input::Relist,
+            event = events.next() => match event {
+                Some(Ok(event)) if interesting(&event.action) => Input::Runtime(event),
+                Some(Ok(_)) => continue,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "the runtime's event stream broke");
+                    return true;
+                }
+                None => return true,
+            },
+        };
+        if inbox.send(input).await.is_err() {
+            return false;
+        }
+    }
+}
+
 fn interesting(action: &str) -> bool {
-    matches!(action, "start" | "die" | "oom" | "destroy" | "pause" | "unpause" | "stop" | "kill")
+    matches!(action, "start" | "die" | "oom" | "destroy" | "update" | "pause" | "unpause" | "stop" | "kill")
 }
 
 impl Manager {
@@ -376,26 +396,30 @@ impl Manager {
     }
 
     fn count(&self) {
-        let views = self.shared.table.views();
-        let running = views.iter().filter(|v| v.sandbox().is_some()).count();
-        metrics::RUNNING_PODS.set(i64::try_from(running).unwrap_or(0));
-        let statics = views.iter().filter(|v| model::is_static(&v.pod)).count();
-        metrics::DESIRED_PODS.with_label_values(&["true"]).set(i64::try_from(statics).unwrap_or(0));
-        metrics::DESIRED_PODS.with_label_values(&["false"]).set(i64::try_from(views.len() - statics).unwrap_or(0));
-        metrics::MIRROR_PODS.set(i64::try_from(statics).unwrap_or(0));
-        metrics::WORKING_PODS.set(i64::try_from(views.iter().filter(|v| !v.terminated).count()).unwrap_or(0));
-        let ephemeral: usize = views.iter().map(|v| model::ephemeral_containers(&v.pod).len()).sum();
-        metrics::EPHEMERAL_CONTAINERS.set(i64::try_from(ephemeral).unwrap_or(0));
+        let (mut running, mut statics, mut all, mut working, mut ephemeral) = (0, 0, 0, 0, 0);
         let mut states = HashMap::from([("running", 0), ("exited", 0), ("created", 0), ("unknown", 0)]);
-        for container in views.iter().flat_map(|v| &v.containers).filter(|c| !c.is_sandbox()) {
-            let name = match container.state {
-                crate::runtime::State::Running => "running",
-                crate::runtime::State::Exited => "exited",
-                crate::runtime::State::Created => "created",
-                crate::runtime::State::Unknown => "unknown",
-            };
-            *states.entry(name).or_insert(0) += 1;
-        }
+        self.shared.table.each(|view| {
+            all += 1;
+            running += i64::from(view.sandbox().is_some());
+            statics += i64::from(model::is_static(&view.pod));
+            working += i64::from(!view.terminated);
+            ephemeral += i64::try_from(model::ephemeral_containers(&view.pod).len()).unwrap_or(0);
+            for container in view.containers.iter().filter(|c| !c.is_sandbox()) {
+                let name = match container.state {
+                    crate::runtime::State::Running => "running",
+                    crate::runtime::State::Exited => "exited",
+                    crate::runtime::State::Created => "created",
+                    crate::runtime::State::Unknown => "unknown",
+                };
+                *states.entry(name).or_insert(0) += 1;
+            }
+        });
+        metrics::RUNNING_PODS.set(running);
+        metrics::DESIRED_PODS.with_label_values(&["true"]).set(statics);
+        metrics::DESIRED_PODS.with_label_values(&["false"]).set(all - statics);
+        metrics::MIRROR_PODS.set(statics);
+        metrics::WORKING_PODS.set(working);
+        metrics::EPHEMERAL_CONTAINERS.set(ephemeral);
         for (state, number) in states {
             metrics::RUNNING_CONTAINERS.with_label_values(&[state]).set(number);
         }

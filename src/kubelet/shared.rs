@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, PodStatus};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Client;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -195,7 +196,29 @@ impl Shared {
             log_max_size: self.config.container_log_max_size,
             log_max_files: self.config.container_log_max_files,
             apparmor: self.info.apparmor,
+            selinux: self.info.selinux,
+            handler: None,
         }
+    }
+
+    /// As [`Self::settings`], with the OCI runtime that the pod's RuntimeClass names.
+    ///
+    /// # Errors
+    /// When the class does not exist or the runtime has no such handler.
+    pub async fn settings_with_handler(&self, pod: &Pod) -> Result<Settings, String> {
+        let mut settings = self.settings(pod);
+        if let Some(name) = model::spec(pod).runtime_class_name.as_deref().filter(|n| !n.is_empty()) {
+            let classes: kube::Api<RuntimeClass> = kube::Api::all(self.client.clone());
+            let class = classes.get_opt(name).await.map_err(|e| e.to_string())?;
+            let class = class.ok_or_else(|| format!("failed to get sandbox runtime: RuntimeClass \"{name}\" not found"))?;
+            if !class.handler.is_empty() {
+                if !self.info.handlers.contains(&class.handler) {
+                    return Err(format!("failed to get sandbox runtime: no runtime for \"{}\" is configured", class.handler));
+                }
+                settings.handler = Some(class.handler);
+            }
+        }
+        Ok(settings)
     }
 
     pub fn cgroup_parent(&self, pod: &Pod) -> String {

@@ -84,7 +84,7 @@ pub fn taints(list: &[String]) -> Result<Vec<Taint>, Error> {
 pub async fn run(shared: Arc<Shared>) {
     let period = Duration::from_secs(shared.config.node_status_update_frequency.max(1));
     let mut next = Instant::now();
-    let mut reporter = Reporter { last: None, written: None };
+    let mut reporter = Reporter { images: None, last: None, written: None };
     let mut lease = LeaseState { known: false };
     let mut eviction = eviction::Manager::new(&shared.config);
     let mut images_at = Instant::now() + IMAGE_PERIOD;
@@ -154,7 +154,11 @@ impl LeaseState {
     }
 }
 
+/// The list of images in the status may be this old.
+const IMAGES_AGE: Duration = Duration::from_secs(30);
+
 struct Reporter {
+    images: Option<(Instant, Vec<crate::runtime::Image>)>,
     /// What was written last, without heartbeat times.
     last: Option<Value>,
     written: Option<Instant>,
@@ -171,8 +175,13 @@ impl Reporter {
                 None => return,
             },
         };
-        let images = shared.runtime.images().await.unwrap_or_default();
-        let next = status::compute(shared, &node, &images, Timestamp::now());
+        if self.images.as_ref().is_none_or(|(at, _)| at.elapsed() >= IMAGES_AGE)
+            && let Ok(images) = shared.runtime.images().await
+        {
+            self.images = Some((Instant::now(), images));
+        }
+        let images = self.images.as_ref().map_or(&[][..], |(_, i)| i.as_slice());
+        let next = status::compute(shared, &node, images, Timestamp::now());
         let bare = status::without_heartbeats(&next);
         let api_bare = status::without_heartbeats(&serde_json::to_value(node.status.take().unwrap_or_default()).unwrap_or_default());
         let due = self.written.is_none_or(|at| at.elapsed() >= Duration::from_secs(shared.config.node_status_report_frequency));

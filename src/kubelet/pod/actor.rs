@@ -58,6 +58,7 @@ pub enum Msg {
     Volumes(Result<Setup, String>),
     Sandbox(Result<(Vec<String>, Setup), SandboxFailure>),
     Killed { id: String, result: Result<(), String> },
+    Resized { id: String, result: Result<(), String> },
     Ended(Result<(), String>),
     StatusWritten(super::report::Written),
     MirrorMade(Result<(), String>),
@@ -109,6 +110,9 @@ pub(super) struct Actor {
     sandbox: Option<JoinHandle<()>>,
     sandbox_retry: Option<Instant>,
     kills: HashMap<String, (String, watch::Sender<i64>)>,
+    /// Containers whose resources are being changed.
+    resizes: HashSet<String>,
+    resize_retry: Option<Instant>,
     ending: Option<watch::Sender<i64>>,
     grace_override: Option<i64>,
     refresh: Option<Timestamp>,
@@ -120,6 +124,8 @@ pub(super) struct Actor {
     /// The pod was over before this kubelet saw it: its status is final.
     frozen: bool,
     tidied: bool,
+    /// The runtime has said which containers the pod has: nothing is decided before.
+    listed: bool,
 }
 
 /// Starts the actor of a pod. `rejected` is why it may not run here.
@@ -153,6 +159,8 @@ pub fn spawn(shared: Arc<Shared>, pod: Arc<Pod>, rejected: Option<Why>, done: im
         sandbox: None,
         sandbox_retry: None,
         kills: HashMap::new(),
+        resizes: HashSet::new(),
+        resize_retry: None,
         ending: None,
         grace_override: None,
         refresh: None,
@@ -163,6 +171,7 @@ pub fn spawn(shared: Arc<Shared>, pod: Arc<Pod>, rejected: Option<Why>, done: im
         adopted: false,
         frozen,
         tidied: false,
+        listed: false,
         shared,
     };
     if let Some(why) = rejected {
@@ -287,6 +296,15 @@ impl Actor {
                 }
                 self.dirty.insert(id);
             }
+            Msg::Resized { id, result } => {
+                self.resizes.remove(&id);
+                if let Err(error) = result {
+                    self.shared.event(&self.pod, None, EventType::Warning, "ResizeError", format!("Pod resize error: {error}"));
+                    self.facts.resizing = Some(Why::new("Error", error));
+                    self.resize_retry = Some(Instant::now() + RETRY);
+                }
+                self.dirty.insert(id);
+            }
             Msg::Ended(result) => self.ended(result).await,
             Msg::StatusWritten(written) => self.status_written(written),
             Msg::MirrorMade(result) => {
@@ -318,12 +336,12 @@ impl Actor {
         if let Some(status) = &pod.status {
             self.reported = status.clone();
         }
+        let pod = self.allocate(pod);
         let old = std::mem::replace(&mut self.pod, pod);
         let labels_changed = old.metadata.labels != self.pod.metadata.labels || old.metadata.annotations != self.pod.metadata.annotations;
         if labels_changed {
             self.refresh = Some(Timestamp::now());
         }
-        self.resize(&old);
         if let Some(grace) = self.pod.metadata.deletion_timestamp.as_ref().map(|_| model::grace(&self.pod)) {
             if let Some(sender) = &self.ending {
                 sender.send_if_modified(|g| if grace < *g { *g = grace; true } else { false });
@@ -331,28 +349,6 @@ impl Actor {
             for (_, sender) in self.kills.values() {
                 sender.send_if_modified(|g| if grace < *g { *g = grace; true } else { false });
             }
-        }
-    }
-
-    /// Applies changed resources to running containers in place.
-    fn resize(&mut self, old: &Pod) {
-        for (_, container) in model::all(&self.pod) {
-            let Some((_, before)) = model::find(old, &container.name) else { continue };
-            if before.resources == container.resources {
-                continue;
-            }
-            let Some(running) = self.containers.values().find(|c| c.name == container.name && c.running()) else { continue };
-            let resources = super::resources::of_container(&container, self.shared.config.pod_pids_limit);
-            let (shared, pod, id, name) = (self.shared.clone(), self.pod.clone(), running.id.clone(), container.name.clone());
-            tokio::spawn(async move {
-                let limits = super::resources::of_pod(&pod, shared.config.pod_pids_limit);
-                if let Err(error) = crate::cgroup::apply(&shared.cgroup_parent(&pod), &limits) {
-                    tracing::warn!(pod = model::describe(&pod), %error, "cannot resize the pod as a whole");
-                }
-                if let Err(error) = shared.runtime.update(&id, &resources).await {
-                    shared.event(&pod, Some(&name), EventType::Warning, "ResizeError", format!("Pod resize error: {error}"));
-                }
-            });
         }
     }
 
@@ -436,10 +432,12 @@ impl Actor {
             Ok(list) => {
                 self.containers = list.into_iter().map(|c| (c.id.clone(), c)).collect();
                 self.dirty.clear();
+                self.listed = true;
                 self.after_look().await;
             }
             Err(error) => {
                 tracing::warn!(pod = model::describe(&self.pod), %error, "cannot list the pod's containers");
+                self.listed = false;
                 self.wake_in(RETRY);
             }
         }
@@ -447,7 +445,11 @@ impl Actor {
 
     /// Inspects the containers that something happened to.
     async fn look(&mut self) {
-        if self.dirty.is_empty() {
+        if !self.listed && self.wake.is_none_or(|w| w <= Instant::now()) {
+            self.relist().await;
+            return;
+        }
+        if self.dirty.is_empty() || !self.listed {
             return;
         }
         for id in std::mem::take(&mut self.dirty) {
@@ -508,6 +510,7 @@ impl Actor {
         all.extend(self.wake);
         all.extend(self.sandbox_retry.filter(|_| self.life == Life::Running));
         all.extend(self.write.not_before);
+        all.extend(self.resize_retry);
         if self.life == Life::Running && !self.refreshing {
             all.extend(self.refresh.map(at));
             all.extend(self.active_deadline().map(at));

@@ -25,6 +25,9 @@ pub struct Settings {
     pub log_max_size: i64,
     pub log_max_files: u32,
     pub apparmor: bool,
+    pub selinux: bool,
+    /// The OCI runtime of the pod's RuntimeClass, where it is not the default.
+    pub handler: Option<String>,
 }
 
 /// What a container is made from, beside its specification.
@@ -84,6 +87,7 @@ pub fn sandbox(pod: &Pod, image: &str, hostname: &str, attempt: u32, settings: &
         resources: crate::runtime::Resources { cpu_shares: 2, ..Default::default() },
         oom_score_adj: resources::OOM_SANDBOX.max(settings.oom_floor),
         cgroup_parent: settings.cgroup_parent.clone(),
+        handler: settings.handler.clone(),
         sysctls: sysctls.into_iter().flatten().map(|s| (s.name.replace('/', "."), s.value.clone())).collect(),
         log_max_size: settings.log_max_size,
         log_max_files: 1,
@@ -140,6 +144,8 @@ pub fn container(parts: &Parts<'_>, settings: &Settings) -> Result<ContainerConf
         read_only_rootfs: context.read_only_root_filesystem == Some(true),
         no_new_privileges: no_new_privileges(&context),
         seccomp: seccomp(pod, &context, settings)?,
+        selinux: if settings.selinux { selinux(pod, &context) } else { Vec::new() },
+        handler: settings.handler.clone(),
         apparmor: apparmor(pod, &context, settings)?,
         unmasked_proc: context.proc_mount.as_deref() == Some("Unmasked"),
         mounts: mounts(parts),
@@ -246,6 +252,16 @@ fn seccomp(pod: &Pod, context: &SecurityContext, settings: &Settings) -> Result<
         }
         other => fail(format!("seccomp profile type {other:?} is not known")),
     }
+}
+
+/// SELinux labels; a host without SELinux has no use for them, as upstream.
+fn selinux(pod: &Pod, context: &SecurityContext) -> Vec<String> {
+    let options = context.se_linux_options.as_ref().or_else(|| model::spec(pod).security_context.as_ref()?.se_linux_options.as_ref());
+    let Some(options) = options else { return Vec::new() };
+    [("user", &options.user), ("role", &options.role), ("type", &options.type_), ("level", &options.level)]
+        .into_iter()
+        .filter_map(|(key, value)| Some(format!("{key}:{}", value.as_deref().filter(|v| !v.is_empty())?)))
+        .collect()
 }
 
 fn apparmor(pod: &Pod, context: &SecurityContext, settings: &Settings) -> Result<Option<String>, Why> {

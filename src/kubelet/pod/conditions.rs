@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::model;
 use super::status::Facts;
 
-const OWNED: [&str; 6] = ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"];
+const OWNED: [&str; 8] = ["PodResizePending", "PodResizeInProgress", "PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"];
 
 struct Draft {
     kind: &'static str,
@@ -40,6 +40,18 @@ pub fn generate(pod: &Pod, previous: &PodStatus, statuses: &[ContainerStatus], p
         });
     } else if let Some(kept) = model::condition(previous.conditions.as_ref(), "DisruptionTarget").or(model::condition(api, "DisruptionTarget")) {
         list.push(kept.clone());
+    }
+    for (kind, why) in [("PodResizePending", &facts.resize_pending), ("PodResizeInProgress", &facts.resizing)] {
+        if let Some(why) = why {
+            list.push(PodCondition {
+                type_: kind.into(),
+                status: "True".into(),
+                reason: (!why.reason.is_empty()).then(|| why.reason.clone()),
+                message: (!why.message.is_empty()).then(|| why.message.clone()),
+                observed_generation: pod.metadata.generation,
+                ..Default::default()
+            });
+        }
     }
     let containers_ready = containers_ready(pod, statuses, phase);
     let ready = ready(pod, &list, &containers_ready);

@@ -119,7 +119,13 @@ pub fn all(pod: &Pod) -> Vec<(Kind, Container)> {
 }
 
 pub fn find(pod: &Pod, name: &str) -> Option<(Kind, Container)> {
-    all(pod).into_iter().find(|(_, c)| c.name == name)
+    if let Some(container) = containers(pod).iter().find(|c| c.name == name) {
+        return Some((Kind::Regular, container.clone()));
+    }
+    if let Some(container) = init_containers(pod).iter().find(|c| c.name == name) {
+        return Some((if is_sidecar(container) { Kind::Sidecar } else { Kind::Init }, container.clone()));
+    }
+    ephemeral_containers(pod).iter().find(|c| c.name == name).map(|c| (Kind::Ephemeral, as_container(c)))
 }
 
 pub fn restart_policy(pod: &Pod) -> &str {

@@ -16,7 +16,10 @@ pub fn status_patch(uid: &str, old: &PodStatus, new: &PodStatus) -> Option<Value
             continue;
         }
         let change = match key.as_str() {
-            "conditions" => conditions(before, value),
+            "conditions" => match conditions(before, value) {
+                Value::Array(list) if list.is_empty() => continue,
+                list => list,
+            },
             "podIPs" | "hostIPs" => replaced(value),
             "resourceClaimStatuses" => continue,
             _ => value.clone(),
@@ -55,6 +58,13 @@ fn conditions(old: Option<&Value>, new: &Value) -> Value {
         }
         changed.push(entry);
     }
+    // Only ours are ever taken back.
+    for condition in old.iter().filter(|c| matches!(c["type"].as_str(), Some("PodResizePending" | "PodResizeInProgress"))) {
+        let kept = new.as_array().into_iter().flatten().any(|n| n["type"] == condition["type"]);
+        if !kept {
+            changed.push(json!({"type": condition["type"], "$patch": "delete"}));
+        }
+    }
     Value::Array(changed)
 }
 
@@ -82,6 +92,12 @@ mod tests {
             json!({"podIPs": [{"ip": "2"}]}),
             Some(json!({"podIPs": [{"$patch": "replace"}, {"ip": "2"}]})),
         );
+        check(
+            json!({"conditions": [{"type": "PodResizePending", "status": "True"}, {"type": "X", "status": "True"}]}),
+            json!({"conditions": [{"type": "X", "status": "True"}]}),
+            Some(json!({"conditions": [{"type": "PodResizePending", "$patch": "delete"}]})),
+        );
+        check(json!({"conditions": [{"type": "X", "status": "True"}]}), json!({"conditions": []}), None);
         check(json!({"podIPs": [{"ip": "1"}]}), json!({}), Some(json!({"podIPs": [{"$patch": "replace"}]})));
     }
 }

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container as Spec, Pod};
 
 use super::model::{self, Kind};
+use super::resources::{self, Resize};
 use crate::runtime::{Container, State};
 
 /// What the runtime holds for one pod, newest first.
@@ -199,6 +200,8 @@ fn unwanted(container: &Spec, found: &Container, verdicts: &HashMap<String, Verd
     let verdict = verdicts.get(&found.id).copied().unwrap_or_default();
     let (message, reason, forced) = if found.hash != model::container_hash(container) {
         (format!("{word} {} definition changed", container.name), KillReason::Other, true)
+    } else if resources::resize(container, &found.resources) == Some(Resize::Restart) {
+        (format!("{word} {} resize requires restart", container.name), KillReason::Other, true)
     } else if verdict.liveness == Some(false) {
         (format!("{word} {} failed liveness probe", container.name), KillReason::LivenessProbe, false)
     } else if verdict.startup == Some(false) {

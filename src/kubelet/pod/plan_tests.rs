@@ -26,6 +26,7 @@ pub(crate) fn container(name: &str, state: State, code: i32, at: i64) -> Contain
         error: String::new(),
         tty: false,
         user: String::new(),
+        resources: crate::pod::resources::of_container(&spec, 0),
         labels: Default::default(),
     }
 }

@@ -34,6 +34,27 @@ pub fn of_container(container: &Container, pids: i64) -> Resources {
     }
 }
 
+/// What a container needs when its specification asks for other resources than it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    InPlace,
+    /// Its resize policy wants a restart for what has changed.
+    Restart,
+}
+
+/// Whether a running container's resources differ from its specification.
+pub fn resize(container: &Container, now: &Resources) -> Option<Resize> {
+    let wanted = of_container(container, now.pids);
+    let cpu = wanted.cpu_shares != now.cpu_shares || wanted.cpu_quota != now.cpu_quota;
+    let memory = wanted.memory != now.memory;
+    let restarts = |resource: &str| container.resize_policy.iter().flatten().any(|p| p.resource_name == resource && p.restart_policy == "RestartContainer");
+    match (cpu, memory) {
+        (false, false) => None,
+        (cpu, memory) if (cpu && restarts("cpu")) || (memory && restarts("memory")) => Some(Resize::Restart),
+        _ => Some(Resize::InPlace),
+    }
+}
+
 /// The resources of the pod as a whole: shares for what it requests, limits only where all its containers have them.
 pub fn of_pod(pod: &Pod, pids: i64) -> Resources {
     let class = model::qos_class(pod);
@@ -100,6 +121,20 @@ mod tests {
         for (milli, s, q) in [(0, 2, 0), (1, 2, 1000), (2, 2, 1000), (20, 20, 2000), (200, 204, 20_000), (500, 512, 50_000), (1500, 1536, 150_000)] {
             assert_eq!((shares(milli), quota(milli)), (s, q), "{milli}");
         }
+    }
+
+    #[test]
+    fn resizes() {
+        let check = |container: Value, now: Resources, expected: Option<Resize>| {
+            let parsed: Container = serde_json::from_value(container.clone()).expect("container");
+            assert_eq!(resize(&parsed, &now), expected, "{container}");
+        };
+        let now = || Resources { cpu_shares: 102, cpu_quota: 10_000, cpu_period: PERIOD, memory: 1 << 20, pids: 7 };
+        let with = |cpu: &str, memory: &str, policy: Value| json!({"name": "c", "resizePolicy": policy, "resources": {"limits": {"cpu": cpu, "memory": memory}}});
+        check(with("100m", "1Mi", json!([])), now(), None);
+        check(with("200m", "1Mi", json!([])), now(), Some(Resize::InPlace));
+        check(with("200m", "1Mi", json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}])), now(), Some(Resize::InPlace));
+        check(with("100m", "2Mi", json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}])), now(), Some(Resize::Restart));
     }
 
     #[test]

@@ -59,7 +59,8 @@ pub async fn sandbox(shared: &Arc<Shared>, pod: &Pod, attempt: u32) -> Result<(V
 async fn make_sandbox(shared: &Arc<Shared>, pod: &Pod, attempt: u32) -> Result<Vec<String>, String> {
     let (hostname, _) = names::hostname(pod, &shared.config.cluster_domain, &shared.node_name)?;
     let image = shared.pause_image().await.map_err(|e| e.to_string())?;
-    let config = build::sandbox(pod, &image, &hostname, attempt, &shared.settings(pod));
+    let settings = shared.settings_with_handler(pod).await?;
+    let config = build::sandbox(pod, &image, &hostname, attempt, &settings);
     let id = match shared.runtime.create(&config).await {
         // Somebody removed the infra image: it is put back.
         Err(Error::NotFound { .. } | Error::Refused { code: 404, .. }) => {
@@ -221,7 +222,8 @@ async fn prepare(
         termination_file: files.termination,
         target,
     };
-    let mut config = build::container(&parts, &shared.settings(pod))?;
+    let settings = shared.settings_with_handler(pod).await.map_err(config_error)?;
+    let mut config = build::container(&parts, &settings)?;
     // Docker shows the image as it was asked for; by name where the name means this image.
     config.image = spec.image.clone().unwrap_or_default();
     Ok(config)

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container as Spec, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    HostIP, Pod, PodIP, PodStatus, VolumeMountStatus,
+    HostIP, Pod, PodIP, PodStatus, ResourceRequirements, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::conditions;
 use super::model::{self, Kind};
+use super::resources;
 use super::plan::{Observed, Verdicts, any_regular_created, initialized};
 use crate::runtime::{Container, State};
 
@@ -53,6 +54,10 @@ pub struct Facts {
     pub sandbox_problem: &'static str,
     /// A `DisruptionTarget` condition to set, when the kubelet evicts the pod.
     pub disruption: Option<Why>,
+    /// Why changed resources were not granted (`PodResizePending`).
+    pub resize_pending: Option<Why>,
+    /// Changed resources are being applied; the reason `Error` when that failed.
+    pub resizing: Option<Why>,
 }
 
 /// The status of `pod`. `previous` is the last one known, ours or the API's.
@@ -234,15 +239,19 @@ fn from_runtime(spec: &Spec, container: &Container, before: Option<&Container>, 
                 .unwrap_or_default(),
         ),
         allocated_resources: resources.requests.clone(),
-        resources: Some(applied_resources(spec, container)),
+        resources: Some(applied_resources(spec, container, old)),
         volume_mounts: volume_mounts(spec),
         ..Default::default()
     }
 }
 
-/// Resources as they are in force: those noted on the running container, if it was resized less recently than the spec.
-fn applied_resources(spec: &Spec, _container: &Container) -> k8s_openapi::api::core::v1::ResourceRequirements {
-    spec.resources.clone().unwrap_or_default()
+/// Resources as they are in force: until a resize has been carried out, those of before.
+fn applied_resources(spec: &Spec, container: &Container, old: Option<&ContainerStatus>) -> ResourceRequirements {
+    let wanted = spec.resources.clone().unwrap_or_default();
+    if container.running() && resources::resize(spec, &container.resources).is_some() {
+        return old.and_then(|o| o.resources.clone()).unwrap_or(wanted);
+    }
+    wanted
 }
 
 fn container_id(container: &Container, facts: &Facts) -> String {

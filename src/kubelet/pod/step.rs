@@ -5,6 +5,9 @@ use super::*;
 impl Actor {
     /// Returns true when nothing is left to do for the pod, ever.
     pub(super) fn step(&mut self) -> bool {
+        if !self.listed {
+            return false;
+        }
         let begun = std::time::Instant::now();
         self.wake = self.wake.filter(|w| *w > Instant::now());
         let now = Timestamp::now();
@@ -108,8 +111,76 @@ impl Actor {
             return;
         }
         self.remove_old(observed);
+        self.resize(observed);
         self.renew_volumes(now);
         self.start(plan.start, observed, now);
+    }
+
+    /// The pod with the resources that it is granted: changed ones only if the node has them.
+    pub(super) fn allocate(&mut self, pod: Arc<Pod>) -> Arc<Pod> {
+        self.facts.resize_pending = None;
+        let changed = model::all(&pod).into_iter().any(|(_, c)| model::find(&self.pod, &c.name).is_some_and(|(_, old)| old.resources != c.resources));
+        if !changed || pod.metadata.deletion_timestamp.is_some() {
+            return pod;
+        }
+        let uid = model::uid(&pod);
+        let others: Vec<Arc<Pod>> = self.shared.table.active().into_iter().filter(|p| model::uid(p) != uid).collect();
+        let (cpu, memory, _) = self.shared.machine.allocatable();
+        for (resource, capacity) in [("cpu", cpu), ("memory", memory)] {
+            let wanted = model::pod_request(&pod, resource);
+            let used: i64 = others.iter().map(|p| model::pod_request(p, resource)).sum();
+            if wanted > capacity {
+                self.facts.resize_pending = Some(Why::new("Infeasible", format!("Node didn't have enough capacity: {resource}, requested: {wanted}, capacity: {capacity}")));
+            } else if wanted + used > capacity {
+                self.facts.resize_pending = Some(Why::new("Deferred", format!("Node didn't have enough resource: {resource}, requested: {wanted}, used: {used}, capacity: {capacity}")));
+                self.wake_in(RETRY);
+            }
+        }
+        if self.facts.resize_pending.is_none() {
+            return pod;
+        }
+        let mut kept = (*pod).clone();
+        if let Some(spec) = &mut kept.spec {
+            for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+                if let Some((_, old)) = model::find(&self.pod, &container.name) {
+                    container.resources = old.resources;
+                }
+            }
+        }
+        Arc::new(kept)
+    }
+
+    /// Brings running containers' resources to what their specification says.
+    fn resize(&mut self, observed: &Observed) {
+        let mut pending = false;
+        let due = self.resize_retry.is_none_or(|at| at <= Instant::now());
+        for container in observed.running() {
+            let Some((_, spec)) = model::find(&self.pod, &container.name) else { continue };
+            let needed = crate::pod::resources::resize(&spec, &container.resources);
+            if needed != Some(crate::pod::resources::Resize::InPlace) {
+                continue;
+            }
+            pending = true;
+            if !due || !self.resizes.insert(container.id.clone()) {
+                continue;
+            }
+            let wanted = crate::pod::resources::of_container(&spec, container.resources.pids);
+            let (shared, pod, id, tell) = (self.shared.clone(), self.pod.clone(), container.id.clone(), self.mailbox.clone());
+            tokio::spawn(async move {
+                let limits = crate::pod::resources::of_pod(&pod, shared.config.pod_pids_limit);
+                if let Err(error) = crate::cgroup::apply(&shared.cgroup_parent(&pod), &limits) {
+                    tracing::warn!(pod = model::describe(&pod), %error, "cannot resize the pod as a whole");
+                }
+                let result = shared.runtime.update(&id, &wanted).await.map_err(|e| e.to_string());
+                let _ = tell.send(Msg::Resized { id, result }).await;
+            });
+        }
+        if !pending {
+            self.facts.resizing = None;
+            self.resize_retry = None;
+        } else if self.facts.resizing.is_none() {
+            self.facts.resizing = Some(Why::default());
+        }
     }
 
     fn kill(&mut self, kill: &plan::Kill) {

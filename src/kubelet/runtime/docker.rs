@@ -132,6 +132,7 @@ impl Runtime for Docker {
             apparmor: has("apparmor"),
             selinux: has("selinux"),
             seccomp: has("seccomp"),
+            handlers: info.runtimes.unwrap_or_default().into_keys().collect(),
         })
     }
 
@@ -454,7 +455,19 @@ fn container(found: ContainerInspectResponse) -> Container {
         error: state.error.unwrap_or_default(),
         tty: config.tty.unwrap_or(false),
         user: config.user.unwrap_or_default(),
+        resources: found.host_config.map(|h| in_force(&h)).unwrap_or_default(),
         labels,
+    }
+}
+
+fn in_force(config: &HostConfig) -> Resources {
+    Resources {
+        cpu_shares: config.cpu_shares.unwrap_or(0),
+        // Docker's words for "no limit" after an update.
+        cpu_quota: config.cpu_quota.unwrap_or(0).max(0),
+        cpu_period: config.cpu_period.unwrap_or(0),
+        memory: config.memory.unwrap_or(0),
+        pids: config.pids_limit.unwrap_or(0).max(0),
     }
 }
 
@@ -519,6 +532,7 @@ fn host_config(config: &ContainerConfig) -> HostConfig {
     if let Some(profile) = &config.apparmor {
         security.push(format!("apparmor={profile}"));
     }
+    security.extend(config.selinux.iter().map(|l| format!("label={l}")));
     let resources = &config.resources;
     let nonzero = |v: i64| (v != 0).then_some(v);
     let host_net = config.network == Namespace::Host;
@@ -547,7 +561,7 @@ fn host_config(config: &ContainerConfig) -> HostConfig {
             other => Some(namespace(other, "")),
         },
         userns_mode: config.user_namespace_host.then(|| "host".to_owned()),
-        restart_policy: None,
+        runtime: config.handler.clone(),
         mounts: Some(config.mounts.iter().map(mount).collect()),
         cap_add: Some(config.cap_add.clone()),
         cap_drop: Some(config.cap_drop.clone()),

@@ -104,6 +104,8 @@ pub struct Container {
     pub tty: bool,
     /// The user of the container's processes as configured, `uid[:gid]` or a name.
     pub user: String,
+    /// Requests and limits in force.
+    pub resources: Resources,
     pub labels: BTreeMap<String, String>,
 }
 
@@ -198,6 +200,10 @@ pub struct ContainerConfig {
     pub read_only_rootfs: bool,
     pub no_new_privileges: bool,
     pub seccomp: Seccomp,
+    /// SELinux labels (`type:...`), for hosts that have it.
+    pub selinux: Vec<String>,
+    /// The OCI runtime, where it is not the default.
+    pub handler: Option<String>,
     /// `None` leaves it to the runtime; `Some("unconfined")` or a profile's name.
     pub apparmor: Option<String>,
     /// No masked and no read-only paths below /proc.
@@ -248,6 +254,8 @@ pub struct RuntimeInfo {
     pub apparmor: bool,
     pub selinux: bool,
     pub seccomp: bool,
+    /// OCI runtimes that a RuntimeClass' handler may name.
+    pub handlers: Vec<String>,
 }
 
 /// What happened to a container. Events only say where to look: the state itself is read by `inspect`.
