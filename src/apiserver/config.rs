@@ -1,9 +1,50 @@
 //! The API server's configuration. Flags have upstream's names where upstream has the flag.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use windlass_api::schema::formats;
+
+/// A length of time as Go writes it: `40s`, `5m0s`, `1h30m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl Span {
+    pub const fn seconds(seconds: u64) -> Span {
+        Span(Duration::from_secs(seconds))
+    }
+}
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Span, String> {
+        let nanos = formats::parse_go_duration(text).and_then(|n| u64::try_from(n).ok());
+        nanos.map(|n| Span(Duration::from_nanos(n))).ok_or_else(|| format!("{text:?} is not a duration such as 40s or 5m0s"))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&formats::go_duration(i64::try_from(self.0.as_nanos()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Span, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 /// Configuration of the API server.
 #[derive(Clone, Debug, Serialize, Deserialize, clap::Args)]
@@ -63,7 +104,7 @@ pub struct Config {
     /// Modes of authorization in their order: Node, RBAC, AlwaysAllow, AlwaysDeny.
     #[arg(long, value_delimiter = ',')]
     pub authorization_mode: Vec<String>,
-    /// Admission plugins to run besides those that are on by default (all that exist are; names are checked).
+    /// Admission plugins to run. All that exist are on by default, so this only checks the names.
     #[arg(long, value_delimiter = ',')]
     pub enable_admission_plugins: Vec<String>,
     /// Admission plugins not to run.
@@ -75,19 +116,22 @@ pub struct Config {
     /// Audiences that this server answers to; the issuers if empty.
     #[arg(long, value_delimiter = ',')]
     pub api_audiences: Vec<String>,
-    /// The longest life of a service account token in seconds; 0 for no bound.
+    /// The longest life of a service account token; 0s for no bound.
     #[arg(long)]
-    pub service_account_max_token_expiration_seconds: i64,
+    pub service_account_max_token_expiration: Span,
     /// Whether tokens that are mounted into pods live longer than asked, to ease the way for old clients.
     #[arg(long)]
     pub service_account_extend_token_expiration: bool,
 
-    /// Seconds that a request may take that is not long-running.
+    /// How long a request may take that is not long-running.
     #[arg(long)]
-    pub request_timeout_seconds: u64,
-    /// Seconds that events are kept.
+    pub request_timeout: Span,
+    /// How long events are kept.
     #[arg(long)]
-    pub event_ttl_seconds: u64,
+    pub event_ttl: Span,
+    /// How long history is kept in etcd (the embedded store bounds its own).
+    #[arg(long)]
+    pub etcd_compaction_interval: Span,
     /// Most reading requests at once; 0 for no bound.
     #[arg(long)]
     pub max_requests_inflight: usize,
@@ -100,9 +144,9 @@ pub struct Config {
     /// CA bundle that vouches for kubelets' serving certificates; any is accepted if not given.
     #[arg(long)]
     pub kubelet_certificate_authority: Option<PathBuf>,
-    /// Seconds that connections may go on after the server was asked to stop.
+    /// How long connections may go on after the server was asked to stop.
     #[arg(long)]
-    pub shutdown_grace_seconds: u64,
+    pub shutdown_grace: Span,
 }
 
 impl Default for Config {
@@ -129,15 +173,16 @@ impl Default for Config {
             disable_admission_plugins: Vec::new(),
             service_account_issuer: Vec::new(),
             api_audiences: Vec::new(),
-            service_account_max_token_expiration_seconds: 0,
+            service_account_max_token_expiration: Span::seconds(0),
             service_account_extend_token_expiration: true,
-            request_timeout_seconds: 60,
-            event_ttl_seconds: 3600,
+            request_timeout: Span::seconds(60),
+            event_ttl: Span::seconds(3600),
+            etcd_compaction_interval: Span::seconds(300),
             max_requests_inflight: 400,
             max_mutating_requests_inflight: 200,
             kubelet_preferred_address_types: ["InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS"].map(String::from).into(),
             kubelet_certificate_authority: None,
-            shutdown_grace_seconds: 10,
+            shutdown_grace: Span::seconds(10),
         }
     }
 }

@@ -435,7 +435,7 @@ mod tests {
         if !accept.is_empty() {
             headers.insert(header::ACCEPT, accept.parse().expect("a header"));
         }
-        let got = negotiate(&headers, &Query::default(), offer).map(|o| (o.media, o.shape)).map_err(|e| e.code());
+        let got = negotiate(&headers, &Query::default(), offer).map(|o| (o.media, o.shape)).map_err(|e| e.code);
         assert_eq!(got, want, "{accept}");
     }
 

@@ -6,13 +6,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use http::request::Parts;
-use http::{Method, StatusCode, header};
+use http::{Method, header};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use windlass_api::ApiError;
-use windlass_daemon::endpoints::{Denied, Gate};
 
 use crate::admission::chain::Chain;
 use crate::authn::Authn;
@@ -229,24 +227,13 @@ fn hold(body: content::ReplyBody, guard: impl Send + 'static) -> content::ReplyB
     body.boxed_unsync()
 }
 
-#[async_trait]
-impl Gate for Core {
-    async fn admit(&self, request: &Parts) -> Result<(), Denied> {
-        self.guard(request).await
-    }
-}
-
 impl Core {
     /// Guards what is not a resource: `/metrics`, `/debug`, `/version`, documents.
-    pub async fn guard(&self, request: &Parts) -> Result<(), Denied> {
-        let denied = |error: ApiError| Denied {
-            status: StatusCode::from_u16(error.code).unwrap_or(StatusCode::FORBIDDEN),
-            message: error.message.clone(),
-        };
+    pub async fn guard(&self, request: &Parts) -> Result<(), ApiError> {
         let mut parts = request.clone();
-        let (user, _) = self.identify(&mut parts).await.map_err(denied)?;
+        let (user, _) = self.identify(&mut parts).await?;
         let info = RequestInfo::parse(&request.method, request.uri.path(), "");
-        self.authorize(&Attributes::of(&user, &info)).map_err(denied)?;
+        self.authorize(&Attributes::of(&user, &info))?;
         if request.uri.path() == "/metrics" {
             metrics::observe_caches(&self.objects.feed().caches.all(), self.objects.revision());
         }

@@ -237,29 +237,23 @@ impl Inner {
                 return Err(ApiError::invalid(GROUP, "CustomResourceDefinition", &name, errors));
             }
         };
-        let known = self.rows.lock().get(&name).cloned();
         if self.made_of.lock().get(&name) == Some(&definition["spec"]) {
             return Ok(());
         }
-        if known.as_ref().is_some_and(|k| selectable(k) != selectable(&resource)) {
-            self.objects.feed().caches.remove(&resource);
-        }
-        let fresh = self.objects.cache(&resource).is_none();
+        // The objects are read anew under the changed schema; watches end, as upstream's do when a definition changes.
+        self.objects.feed().caches.remove(&resource);
         self.objects.feed().add(&resource).await.map_err(|e| crate::storage::store_error(&e))?;
         if let Some(cache) = self.objects.cache(&resource) {
-            *cache.resource.write() = resource.clone();
-            if fresh {
-                let told = self.clone();
-                let definition = name.clone();
-                self.objects.feed().listen(
-                    &cache,
-                    Arc::new(move |event| {
-                        if event.change == Change::Deleted && told.terminating.read().contains(&definition) {
-                            told.queue.add(&definition);
-                        }
-                    }),
-                );
-            }
+            let told = self.clone();
+            let definition = name.clone();
+            self.objects.feed().listen(
+                &cache,
+                Arc::new(move |event| {
+                    if event.change == Change::Deleted && told.terminating.read().contains(&definition) {
+                        told.queue.add(&definition);
+                    }
+                }),
+            );
         }
         self.made_of.lock().insert(name.clone(), definition["spec"].clone());
         self.rows.lock().insert(name, resource);
@@ -501,8 +495,4 @@ pub(crate) fn mark_terminating(object: &mut Value, now: jiff::Timestamp) {
         "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
     });
     set_condition(object, condition, &meta::now_rfc3339(now));
-}
-
-fn selectable(resource: &Resource) -> Vec<&windlass_api::registry::SelectableField> {
-    resource.stored().selectable_fields.iter().collect()
 }

@@ -122,7 +122,12 @@ impl Feed {
         let all = read(&*store, ROOT, None).await?;
         feed.load(&all.0, all.1);
         feed.progress.advance(all.1);
-        tokio::spawn(feed.clone().follow(store, inbox, shutdown));
+        let following = feed.clone();
+        tokio::spawn(async move {
+            following.clone().follow(store, inbox, shutdown).await;
+            // Listeners hold what holds this feed; letting them go is what frees it all, and closes the store.
+            following.caches.all().iter().for_each(|c| c.retire());
+        });
         Ok(feed)
     }
 
@@ -281,11 +286,25 @@ impl Feed {
 }
 
 fn stored(cache: &ResourceCache, key: &str, entry: &Entry) -> Option<Stored> {
-    let object = Stored::new(key, &entry.value, entry.mod_revision, cache.paths_ref());
+    let resource = cache.resource.read().clone();
+    let adapted = if resource.custom { adapt(&resource, &entry.value) } else { None };
+    let raw = adapted.as_deref().unwrap_or(&entry.value);
+    let object = Stored::new(key, raw, entry.mod_revision, cache.paths_ref());
     if object.is_none() {
         tracing::error!(key = entry.key, "the store holds something that is not an object; it is left alone and not served");
     }
     object
+}
+
+/// A custom resource's schema may have changed since an object was written: what is unknown now is not shown, and new defaults are.
+/// `None` when nothing is to be changed.
+fn adapt(resource: &Resource, raw: &[u8]) -> Option<Vec<u8>> {
+    let mut value: Value = serde_json::from_slice(raw).ok()?;
+    let before = value.clone();
+    let ty = resource.stored().schema;
+    resource.schemas.prune(ty, &mut value);
+    resource.schemas.apply_defaults(ty, &mut value);
+    if value == before { None } else { serde_json::to_vec(&value).ok() }
 }
 
 /// Reads everything under a prefix, page by page, at one revision.

@@ -33,7 +33,7 @@ use crate::server::Service;
 use crate::storage::Objects;
 use crate::token::request::TokenRequests;
 use crate::token::{Issuer, join};
-use crate::virtuals::Virtuals;
+use crate::virtuals::{self, Virtuals};
 use crate::{authn, bootstrap, crd, usage};
 
 /// Why an API server does not start or does not go on.
@@ -83,13 +83,26 @@ impl ApiServer {
     pub async fn start(config: Config, shutdown: CancellationToken) -> Result<ApiServer, Error> {
         let address = SocketAddr::new(config.bind_address, config.secure_port);
         let listener = TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
-        let address = listener.local_addr().map_err(|source| Error::Listen { address, source })?;
         let health = Health::new();
-        let ready = health.check("watch-cache");
         let (store, exclusive) = open_store(&config).await?;
+        ApiServer::start_on(config, store, exclusive, listener, health, shutdown).await
+    }
+
+    /// The same over a store that is open already. `exclusive`: no other server writes to it.
+    pub async fn start_on(
+        config: Config,
+        store: Arc<dyn Store>,
+        exclusive: bool,
+        listener: TcpListener,
+        health: Health,
+        shutdown: CancellationToken,
+    ) -> Result<ApiServer, Error> {
+        let ready = health.check("watch-cache");
+        let listening = |source| Error::Listen { address: SocketAddr::new(config.bind_address, config.secure_port), source };
+        let address = listener.local_addr().map_err(listening)?;
         let token = ServerToken::load_or_create(&config.token_file())?;
         let pki = Arc::new(Pki::load_or_create(&*store, &token).await?);
-        let ttl = Duration::from_secs(config.event_ttl_seconds);
+        let ttl = config.event_ttl.0;
         let objects = Objects::start(store.clone(), Registry::builtin(), exclusive, ttl, shutdown.clone()).await?;
         let definitions = crd::Definitions::start(objects.clone(), shutdown.clone()).await.map_err(|e| Error::CustomResources(e.to_string()))?;
         ready.ok();
@@ -116,17 +129,18 @@ impl ApiServer {
             virtuals: Virtuals::default(),
             definitions,
             limits: Limits::new(config.max_requests_inflight, config.max_mutating_requests_inflight),
-            request_timeout: Duration::from_secs(config.request_timeout_seconds.max(1)),
+            request_timeout: config.request_timeout.0.max(Duration::from_secs(1)),
             shutdown: shutdown.clone(),
             address: public,
             objects,
         });
+        core.virtuals.register("componentstatuses", Arc::new(virtuals::Components::new(core.objects.clone())));
         core.virtuals.register("metrics", Arc::new(usage::Usage::new(core.objects.clone(), core.kubelets.clone())));
 
         let serving = Serving::start(&pki, names(&config, advertised), shutdown.clone())?;
         let tls = Tls::from(Arc::new(serving.tls(&pki)?));
         let configz = serde_json::to_value(&config).unwrap_or_default();
-        let routes = crate::server::routes(&core, health.clone(), configz);
+        let routes = crate::server::routes(health.clone(), configz, pki.cluster.certificate_pem());
         let server = ApiServer {
             service: Service::new(core.clone(), routes),
             core,
@@ -134,11 +148,13 @@ impl ApiServer {
             address,
             tls,
             health,
-            grace: Duration::from_secs(config.shutdown_grace_seconds),
+            grace: config.shutdown_grace.0,
             shutdown: shutdown.clone(),
             pki,
         };
-        server.start_loops(&config, cluster, allocators, security.issuer).await?;
+        server.start_loops(&config, cluster.clone(), allocators, security.issuer).await?;
+        let endpoints = bootstrap::service::Endpoints { cluster, store, address: advertised, port: address.port(), alone: exclusive };
+        tokio::spawn(endpoints.run(shutdown));
         Ok(server)
     }
 
@@ -153,7 +169,7 @@ impl ApiServer {
         let bootstrapped = self.health.check("poststarthook/bootstrap");
         bootstrap::ensure(&*cluster, &settings).await.map_err(|e| Error::Bootstrap(e.message.clone()))?;
         bootstrapped.ok();
-        tokio::spawn(repair::run(allocators, self.shutdown.clone()));
+        tokio::spawn(repair::run(allocators, repair::Delays::default(), self.shutdown.clone()));
         tokio::spawn(pki::signer::run(cluster.clone(), self.pki.cluster.clone(), self.shutdown.clone()));
         tokio::spawn(crate::token::legacy::run(cluster, issuer, self.pki.cluster.certificate_pem(), self.shutdown.clone()));
         Ok(())
@@ -231,6 +247,7 @@ async fn open_store(config: &Config) -> Result<(Arc<dyn Store>, bool), Error> {
         etcd.ca_file.clone_from(&config.etcd_cafile);
         etcd.cert_file.clone_from(&config.etcd_certfile);
         etcd.key_file.clone_from(&config.etcd_keyfile);
+        etcd.compaction_interval = config.etcd_compaction_interval.0;
         return Ok((Arc::new(Etcd::connect(etcd).await?), false));
     }
     let store = Embedded::open(EmbeddedConfig::new(config.data_dir.join("store.redb"))).await?;
@@ -261,11 +278,13 @@ impl Security {
         let node = Node::start(&**cluster, rules);
         follow_rbac(&**cluster, &rbac);
         let authorizer: Arc<dyn Authorizer> = Arc::new(Union::new(&config.authorization_mode, node, rbac.clone())?);
+        // Refuses names that are not known; all plugins that are known are on.
+        Chain::standard(cluster, &authorizer, &rbac, &config.enable_admission_plugins)?;
         let admission = Chain::standard(cluster, &authorizer, &rbac, &config.disable_admission_plugins)?;
         let tokens = TokenRequests {
             issuer: issuer.clone(),
             cluster: cluster.clone(),
-            max_expiration: Some(config.service_account_max_token_expiration_seconds).filter(|s| *s > 0),
+            max_expiration: i64::try_from(config.service_account_max_token_expiration.0.as_secs()).ok().filter(|s| *s > 0),
             extend: config.service_account_extend_token_expiration,
         };
         Ok(Security { bearer: authn.bearer.clone(), authn, authorizer, admission, issuer, tokens })

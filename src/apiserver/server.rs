@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use async_trait::async_trait;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -16,7 +17,7 @@ use serde_json::Value;
 use warp::Filter;
 use warp::filters::BoxedFilter;
 use windlass_api::ApiError;
-use windlass_daemon::endpoints::{self, Gate};
+use windlass_daemon::endpoints::{self, Denied, Gate};
 use windlass_daemon::health::Health;
 
 use crate::content::{self, Reply, RequestBody};
@@ -39,7 +40,10 @@ enum Endpoint {
 type Routes = BoxedFilter<(warp::reply::Response,)>;
 
 /// All routes. What the daemon serves beside the API (health, metrics, profiles, version) comes with its own handlers.
-pub(crate) fn routes(core: &Arc<Core>, health: Health, configz: Value) -> Routes {
+///
+/// `authority` is the PEM of the cluster's authority: public, and read by nodes that join before they have any credential
+/// (they compare it with the hash in their token).
+pub(crate) fn routes(health: Health, configz: Value, authority: String) -> Routes {
     let to = |endpoint: Endpoint| {
         move || {
             let mut response = warp::reply::Response::default();
@@ -53,9 +57,24 @@ pub(crate) fn routes(core: &Arc<Core>, health: Health, configz: Value) -> Routes
     let keys = warp::path!("openid" / "v1" / "jwks").map(to(Endpoint::Keys));
     let index = warp::path::end().map(to(Endpoint::Index));
     let ours = resources.or(openapi).unify().or(issuer).unify().or(keys).unify().or(index).unify().boxed();
-    let gate: Arc<dyn Gate> = core.clone();
-    let beside = endpoints::routes(health, configz, "kube-apiserver", gate);
+    let authority = warp::path!("windlass" / "ca.pem").map(move || {
+        let mut response = warp::reply::Response::new(authority.clone().into());
+        response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/x-pem-file"));
+        response
+    });
+    let ours = ours.or(authority).unify().boxed();
+    let beside = endpoints::routes(health, configz, "kube-apiserver", Arc::new(Guarded));
     ours.or(beside).unify().or(warp::any().map(to(Endpoint::Unknown))).unify().boxed()
+}
+
+/// [`Service::serve`] has asked [`Core::guard`] before it routes; nothing is left to ask.
+struct Guarded;
+
+#[async_trait]
+impl Gate for Guarded {
+    async fn admit(&self, _: &Parts) -> Result<(), Denied> {
+        Ok(())
+    }
 }
 
 /// Serves requests, from sockets or from within this process.
@@ -83,6 +102,12 @@ impl Service {
             None => drop(parts.extensions.remove::<InProcess>()),
         }
         let is_head = parts.method == http::Method::HEAD;
+        if !is_api(parts.uri.path())
+            && !is_open(parts.uri.path())
+            && let Err(error) = self.core.guard(&parts).await
+        {
+            return content::error_reply(&error, &parts.headers);
+        }
         let mut head = Request::new(http_body_util::Empty::<bytes::Bytes>::new());
         *head.method_mut() = parts.method.clone();
         *head.uri_mut() = parts.uri.clone();
@@ -114,18 +139,17 @@ impl Service {
     }
 }
 
-/// The head of an API request is not needed for routing.
+/// The pipeline guards these itself, and their heads are not needed for routing.
 fn is_api(path: &str) -> bool {
-    path.starts_with("/api/") || path.starts_with("/apis/")
+    matches!(path, "/api" | "/apis") || path.starts_with("/api/") || path.starts_with("/apis/")
+}
+
+/// Whoever watches over a server needs no rights to ask whether it is well, and who joins has no credential yet.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/healthz" | "/livez" | "/readyz" | "/windlass/ca.pem")
 }
 
 async fn document(core: &Arc<Core>, endpoint: Endpoint, parts: &Parts) -> Result<Reply, ApiError> {
-    if let Err(denied) = core.guard(parts).await {
-        return Err(match denied.status {
-            StatusCode::UNAUTHORIZED => ApiError::unauthorized(&denied.message),
-            status => ApiError::new(status.as_u16(), "Forbidden", denied.message),
-        });
-    }
     let registry = core.objects.registry();
     match endpoint {
         Endpoint::OpenApi => core.documents.openapi(&registry, parts),

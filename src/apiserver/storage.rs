@@ -5,6 +5,7 @@
 //! - A write returns after the caches hold it, so that whoever wrote reads its own write, and admission and RBAC have seen it.
 //! - Nothing here checks rights or runs admission; [`crate::rest`] does.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,11 +27,14 @@ const CACHE_PATIENCE: Duration = Duration::from_secs(3);
 /// How often a compare-and-swap starts again before it gives up.
 const MAX_ATTEMPTS: usize = 100;
 
-/// What a resource's objects are stored as, and for how long.
+type Rows = HashMap<String, HashMap<String, Arc<Resource>>>;
+
 struct Inner {
     store: Arc<dyn Store>,
     feed: Arc<Feed>,
     registry: RwLock<Arc<Registry>>,
+    /// The registry's rows by group, then by plural name.
+    rows: RwLock<Rows>,
     /// No other process writes to the store: what was acknowledged is in the caches.
     exclusive: bool,
     event_ttl: Duration,
@@ -81,7 +85,7 @@ impl Objects {
         let pending = Arc::new(PendingWrites::default());
         let stored = registry.resources().filter(|r| r.storage == Storage::Store && r.stored_as.is_none());
         let feed = Feed::start(store.clone(), stored.cloned().collect::<Vec<_>>(), pending.clone(), shutdown).await?;
-        let objects = Objects(Arc::new(Inner { store, feed, registry: RwLock::new(registry), exclusive, event_ttl, pending }));
+        let objects = Objects(Arc::new(Inner { store, feed, rows: RwLock::new(rows(&registry)), registry: RwLock::new(registry), exclusive, event_ttl, pending }));
         Ok(objects)
     }
 
@@ -91,12 +95,13 @@ impl Objects {
     }
 
     pub(crate) fn set_registry(&self, registry: Arc<Registry>) {
+        *self.0.rows.write() = rows(&registry);
         *self.0.registry.write() = registry;
     }
 
     /// A resource by group and plural name.
     pub fn resource(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
-        self.registry().find_resource(group, plural)
+        self.0.rows.read().get(group)?.get(plural).cloned()
     }
 
     /// The store below, for what is not an object (sealed keys, leases of servers).
@@ -407,6 +412,14 @@ impl Objects {
             tracing::warn!(revision, at = self.revision(), "the watch cache lags behind the store");
         }
     }
+}
+
+fn rows(registry: &Registry) -> Rows {
+    let mut rows = Rows::new();
+    for resource in registry.resources() {
+        rows.entry(resource.group.clone()).or_default().entry(resource.plural.clone()).or_insert_with(|| resource.clone());
+    }
+    rows
 }
 
 /// Sets what the server owns in a new object's metadata.

@@ -11,6 +11,7 @@ use windlass_api::{ApiError, meta, patch};
 use crate::admission::Operation;
 use crate::content;
 use crate::rest::decode::{self, Expected};
+use crate::rest::patch::Patch;
 use crate::rest::query::{DeleteOptions, Write, WriteOptions};
 use crate::rest::write::{self, Source};
 use crate::rest::{Answer, Call, delete, read};
@@ -73,13 +74,21 @@ async fn write_scale(call: &Call, bytes: bytes::Bytes) -> Result<Answer, ApiErro
         let kind = content::content_type(&call.headers);
         let options = WriteOptions::parse(&call.query, if kind.contains("apply-patch") { Write::Apply } else { Write::Patch })?;
         let (document, _) = decode::yaml(&bytes)?;
+        if kind == "application/apply-patch+yaml" {
+            let source = Source::Patch(Patch::Apply(scale_applied(call, &resource, &version, &document)?));
+            return match write::change(call, &source, &options).await? {
+                Answer::Stored(status, stored) => scale_of(call, &stored.value()).map(|s| Answer::Document(status, s)),
+                Answer::Value(status, object) => scale_of(call, &object).map(|s| Answer::Document(status, s)),
+                other => Ok(other),
+            };
+        }
         let schemas = windlass_api::schema::Schemas::builtin();
         let ty = expected.ty;
         let change = move |old: &Value| {
             let mut current = scale::get(&resource, &version, old)?;
             match kind.as_str() {
                 "application/json-patch+json" => patch::json_patch(&mut current, &document)?,
-                "application/merge-patch+json" | "application/apply-patch+yaml" => patch::merge_patch(&mut current, &document)?,
+                "application/merge-patch+json" => patch::merge_patch(&mut current, &document)?,
                 "application/strategic-merge-patch+json" => {
                     let ty = ty.ok_or_else(|| ApiError::internal("Scale has no schema"))?;
                     current = patch::strategic_merge(&schemas, ty, &current, &document)?;
@@ -105,6 +114,25 @@ async fn write_scale(call: &Call, bytes: bytes::Bytes) -> Result<Answer, ApiErro
         Answer::Value(status, object) => scale_of(call, &object).map(|s| Answer::Document(status, s)),
         other => Ok(other),
     }
+}
+
+/// What an applied Scale says about the object: its replicas, owned like any other field.
+fn scale_applied(call: &Call, resource: &windlass_api::registry::Resource, version: &str, scale: &Value) -> Result<Value, ApiError> {
+    if meta::kind(scale) != "Scale" {
+        let (version, kind) = (meta::api_version(scale), meta::kind(scale));
+        return Err(ApiError::bad_request(format!("invalid object type: {version}, Kind={kind}")));
+    }
+    write::check_name(call, scale)?;
+    check_scale(scale)?;
+    let mut applied = serde_json::json!({
+        "apiVersion": call.api_version(),
+        "kind": resource.kind,
+        "metadata": {"name": call.name()},
+    });
+    if !scale["spec"]["replicas"].is_null() {
+        scale::set(resource, version, &mut applied, scale)?;
+    }
+    Ok(applied)
 }
 
 /// A Scale's numbers, before they are put into an object.

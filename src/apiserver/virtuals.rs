@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http::StatusCode;
 use parking_lot::RwLock;
-use serde_json::Value;
+use serde_json::{Value, json};
 use windlass_api::{ApiError, meta};
 
 use crate::cache::{Filter, Stored};
@@ -14,7 +14,7 @@ use crate::cache::filter::Fields;
 use crate::cache::scan::Paths;
 use crate::rest::query::ListOptions;
 use crate::rest::{Answer, Call, read};
-use crate::storage::object_key;
+use crate::storage::{Objects, object_key};
 
 /// Who holds a resource's objects.
 #[async_trait]
@@ -36,6 +36,36 @@ impl Virtuals {
 
     fn find(&self, owner: &str) -> Result<Arc<dyn VirtualStorage>, ApiError> {
         self.0.read().get(owner).cloned().ok_or_else(|| ApiError::service_unavailable(format!("{owner} does not serve its objects at this moment")))
+    }
+}
+
+/// `componentstatuses`: how the store is. Other components have health endpoints of their own, which nobody here may assume to reach.
+pub struct Components {
+    objects: Objects,
+}
+
+impl Components {
+    pub fn new(objects: Objects) -> Components {
+        Components { objects }
+    }
+
+    async fn store(&self) -> Value {
+        let healthy = match self.objects.store().status().await {
+            Ok(_) => json!({"type": "Healthy", "status": "True", "message": "ok"}),
+            Err(error) => json!({"type": "Healthy", "status": "False", "message": error.to_string()}),
+        };
+        json!({"kind": "ComponentStatus", "apiVersion": "v1", "metadata": {"name": "etcd-0"}, "conditions": [healthy]})
+    }
+}
+
+#[async_trait]
+impl VirtualStorage for Components {
+    async fn get(&self, _: &str, _: &str, name: &str) -> Result<Option<Value>, ApiError> {
+        Ok(if name == "etcd-0" { Some(self.store().await) } else { None })
+    }
+
+    async fn list(&self, _: &str, _: &str) -> Result<Vec<Value>, ApiError> {
+        Ok(vec![self.store().await])
     }
 }
 

@@ -296,6 +296,12 @@ impl ResourceCache {
         state.floor = revision;
     }
 
+    /// The server stops: nobody is told any more.
+    pub(crate) fn retire(&self) {
+        self.listeners.lock().clear();
+        self.end_watches();
+    }
+
     /// Ends every watch: the resource is served no more.
     pub(crate) fn close(&self) {
         let mut state = self.state.write();
@@ -370,14 +376,14 @@ fn collect(objects: impl Iterator<Item = Arc<Stored>>, filter: &Filter, limit: O
 #[derive(Default)]
 pub(crate) struct Caches {
     by_prefix: RwLock<BTreeMap<String, Arc<ResourceCache>>>,
-    by_name: RwLock<HashMap<(String, String), Arc<ResourceCache>>>,
+    /// By group, then by plural name.
+    by_name: RwLock<HashMap<String, HashMap<String, Arc<ResourceCache>>>>,
 }
 
 impl Caches {
     /// The cache of a resource.
     pub fn get(&self, group: &str, plural: &str) -> Option<Arc<ResourceCache>> {
-        // A borrowed pair cannot look up an owned one; names are short.
-        self.by_name.read().get(&(group.to_owned(), plural.to_owned())).cloned()
+        self.by_name.read().get(group)?.get(plural).cloned()
     }
 
     /// The cache that a store key belongs to, and the rest of the key.
@@ -395,13 +401,19 @@ impl Caches {
             .entry(resource.storage_prefix())
             .or_insert_with(|| Arc::new(ResourceCache::new(resource.clone(), revision)))
             .clone();
-        self.by_name.write().insert((resource.group.clone(), resource.plural.clone()), cache.clone());
+        self.by_name.write().entry(resource.group.clone()).or_default().insert(resource.plural.clone(), cache.clone());
         cache
     }
 
     pub fn remove(&self, resource: &Resource) {
         self.by_prefix.write().remove(&resource.storage_prefix());
-        if let Some(cache) = self.by_name.write().remove(&(resource.group.clone(), resource.plural.clone())) {
+        let mut by_name = self.by_name.write();
+        let Some(group) = by_name.get_mut(&resource.group) else { return };
+        let removed = group.remove(&resource.plural);
+        if group.is_empty() {
+            by_name.remove(&resource.group);
+        }
+        if let Some(cache) = removed {
             cache.close();
         }
     }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use smallvec::SmallVec;
 
 use super::scan::{self, Paths, Span};
+use crate::rest::packed::Packed;
 
 /// The form that an object takes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +43,7 @@ pub struct Stored {
     fields: SmallVec<[Span; 2]>,
     value: Mutex<Weak<Value>>,
     forms: Mutex<SmallVec<[(Form, Bytes); 1]>>,
+    packed: Mutex<Option<Box<(Form, Arc<Packed>)>>>,
 }
 
 impl std::fmt::Debug for Stored {
@@ -98,6 +100,7 @@ impl Stored {
             fields: scan.fields,
             value: Mutex::new(Weak::new()),
             forms: Mutex::new(SmallVec::new()),
+            packed: Mutex::new(None),
         })
     }
 
@@ -115,6 +118,7 @@ impl Stored {
             fields: scan.fields,
             value: Mutex::new(Weak::new()),
             forms: Mutex::new(SmallVec::new()),
+            packed: Mutex::new(None),
         })
     }
 
@@ -142,6 +146,7 @@ impl Stored {
             fields: self.fields.clone(),
             value: Mutex::new(Weak::new()),
             forms: Mutex::new(SmallVec::new()),
+            packed: Mutex::new(None),
         })
     }
 
@@ -209,6 +214,16 @@ impl Stored {
     /// An encoded form that somebody made before.
     pub fn form(&self, form: &Form) -> Option<Bytes> {
         self.forms.lock().iter().find(|(f, _)| f == form).map(|(_, b)| b.clone())
+    }
+
+    /// The object compressed, as a part of a list.
+    pub(crate) fn packed(&self, form: &Form) -> Option<Arc<Packed>> {
+        self.packed.lock().as_ref().filter(|p| p.0 == *form).map(|p| p.1.clone())
+    }
+
+    /// Keeps the compressed form that was asked for last.
+    pub(crate) fn keep_packed(&self, form: Form, packed: Arc<Packed>) {
+        *self.packed.lock() = Some(Box::new((form, packed)));
     }
 
     /// Keeps an encoded form for the next reader.

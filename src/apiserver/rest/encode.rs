@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use windlass_api::schema::Schemas;
 use windlass_api::{ApiError, meta, protobuf, table};
 
-use super::{Answer, Call};
+use super::{Answer, Call, packed};
 use crate::cache::stored::{Encoding, Form, Stored};
 use crate::content::{self, As, Gzip, Media, Output, Reply};
 
@@ -195,6 +195,9 @@ pub(crate) fn list_reply(call: &Call, items: &[Arc<Stored>], list: &ListMeta) ->
     Ok(match output.media {
         Media::Json if !output.pretty => {
             let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[", form.api_version);
+            if is_worth_packing(call, &parts) {
+                return Ok(packed_list(content::JSON, items, &parts, &form, head.as_bytes(), JSON_TAIL));
+            }
             pieces(StatusCode::OK, content::JSON, json_list(head, parts), call.gzip())
         }
         Media::Json | Media::Yaml => {
@@ -205,6 +208,10 @@ pub(crate) fn list_reply(call: &Call, items: &[Arc<Stored>], list: &ListMeta) ->
         }
         Media::Protobuf => {
             let list_meta = list.to_message();
+            if is_worth_packing(call, &parts) {
+                let head = protobuf_head(&form.api_version, kind, &list_meta, &parts);
+                return Ok(packed_list(content::PROTOBUF, items, &parts, &form, &head, ENVELOPE_TAIL));
+            }
             pieces(StatusCode::OK, content::PROTOBUF, protobuf_list(&form.api_version, kind, &list_meta, parts), call.gzip())
         }
     })
@@ -220,20 +227,48 @@ fn json_list(head: String, items: Vec<Bytes>) -> Vec<Bytes> {
         }
         all.push(item);
     }
-    all.push(Bytes::from_static(b"]}\n"));
+    all.push(Bytes::from_static(JSON_TAIL));
     all
+}
+
+/// What closes a list.
+const JSON_TAIL: &[u8] = b"]}\n";
+
+fn is_worth_packing(call: &Call, parts: &[Bytes]) -> bool {
+    parts.len() > 1 && call.gzip() && parts.iter().map(Bytes::len).sum::<usize>() > content::GZIP_THRESHOLD
+}
+
+/// A compressed list out of compressed objects. The first object goes with the head, since nothing separates it.
+fn packed_list(content_type: &'static str, items: &[Arc<Stored>], parts: &[Bytes], form: &Form, head: &[u8], tail: &[u8]) -> Reply {
+    let mut stretches = Vec::with_capacity(parts.len() + 1);
+    for (i, (object, bytes)) in items.iter().zip(parts).enumerate() {
+        let mut tag = BytesMut::new();
+        let separator: &[u8] = match form.encoding {
+            Encoding::Json if i == 0 => b"",
+            Encoding::Json => b",",
+            Encoding::Protobuf => {
+                tag.put_u8(0x12);
+                put_varint(&mut tag, bytes.len());
+                &tag
+            }
+        };
+        if i == 0 {
+            stretches.push(Arc::new(packed::pack(&[head, separator, bytes])));
+        } else {
+            stretches.push(packed::object(object, form, separator, bytes));
+        }
+    }
+    stretches.push(Arc::new(packed::pack(&[tail])));
+    let mut reply = pieces(StatusCode::OK, content_type, packed::gzip(&stretches), false);
+    reply.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    reply.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    reply
 }
 
 /// A list message in its envelope: every list has its metadata in field 1 and its items in field 2.
 fn protobuf_list(api_version: &str, kind: &str, list_meta: &[u8], items: Vec<Bytes>) -> Vec<Bytes> {
-    let mut size = field_len(list_meta.len());
-    for item in &items {
-        size += field_len(item.len());
-    }
-    let mut head = envelope_head(api_version, kind, size);
-    put_field(&mut head, 1, list_meta);
     let mut all = Vec::with_capacity(items.len() * 2 + 2);
-    all.push(head.freeze());
+    all.push(protobuf_head(api_version, kind, list_meta, &items));
     for item in items {
         let mut tag = BytesMut::with_capacity(11);
         tag.put_u8(0x12);
@@ -243,6 +278,14 @@ fn protobuf_list(api_version: &str, kind: &str, list_meta: &[u8], items: Vec<Byt
     }
     all.push(Bytes::from_static(ENVELOPE_TAIL));
     all
+}
+
+/// A list message up to its first item.
+fn protobuf_head(api_version: &str, kind: &str, list_meta: &[u8], items: &[Bytes]) -> Bytes {
+    let size = items.iter().fold(field_len(list_meta.len()), |size, item| size + field_len(item.len()));
+    let mut head = envelope_head(api_version, kind, size);
+    put_field(&mut head, 1, list_meta);
+    head.freeze()
 }
 
 /// Sends pieces in chunks of a good size; compressed on the way if that is wanted and worth it.

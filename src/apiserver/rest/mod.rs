@@ -6,11 +6,13 @@
 //! - A body is parsed once; an object that is written is serialised once.
 //!
 //! Code map: [`query`] options; [`decode`] bodies; [`write`] create, update, patch; [`patch`] the four patch types;
-//! [`delete`] deletion; [`read`] get and list; [`watch`] watches; [`encode`] objects to bytes.
+//! [`delete`] deletion; [`read`] get and list; [`watch`] watches; [`encode`] objects to bytes,
+//! [`packed`] compressed lists.
 
 pub mod decode;
 pub mod delete;
 pub mod encode;
+pub mod packed;
 pub mod patch;
 pub mod query;
 pub mod read;
@@ -73,7 +75,8 @@ impl Call {
     /// Finds what the request names. 404 for resources and versions that are not served here.
     pub fn new(core: Arc<Core>, info: RequestInfo, user: UserInfo, query: Query, headers: HeaderMap) -> Result<Call, ApiError> {
         let registry = core.objects.registry();
-        let resource = registry.find(&info.api_group, &info.api_version, &info.resource).ok_or_else(ApiError::no_such_path)?;
+        let found = registry.find(&info.api_group, &info.api_version, &info.resource);
+        let resource = found.ok_or_else(|| absent(&core, &info))?;
         let version = resource.versions.iter().position(|v| v.name == info.api_version).ok_or_else(ApiError::no_such_path)?;
         let stored_as = match &resource.stored_as {
             Some((group, plural)) => registry.find_resource(group, plural).unwrap_or_else(|| resource.clone()),
@@ -279,6 +282,18 @@ impl Call {
         let first = agent.split('/').next().unwrap_or_default();
         let end = (0..=first.len().min(128)).rev().find(|i| first.is_char_boundary(*i)).unwrap_or(0);
         if end == 0 { "unknown" } else { &first[..end] }
+    }
+}
+
+/// Why nothing is served under a path: nothing ever was, or another server should.
+fn absent(core: &Core, info: &RequestInfo) -> ApiError {
+    let name = format!("{}.{}", info.api_version, info.api_group);
+    let service = core.objects.resource("apiregistration.k8s.io", "apiservices").and_then(|r| core.objects.cached(&r, "", &name));
+    match service {
+        Some(service) if service.value()["spec"]["service"].is_object() => {
+            ApiError::service_unavailable(format!("APIService {name} names another server, and this one does not forward requests"))
+        }
+        _ => ApiError::no_such_path(),
     }
 }
 

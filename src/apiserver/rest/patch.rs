@@ -104,15 +104,18 @@ impl Patch {
         }
     }
 
-    /// The applied configuration, checked like any other object of this kind.
+    /// The applied configuration as it was sent: what is filled in would be owned by the applier.
     fn applied(&self, call: &Call, applied: &Value, options: &WriteOptions) -> Result<Value, ApiError> {
-        let mut applied = decode::finish(call, applied.clone(), Vec::new(), &Expected::object(call), options.validation)?;
-        super::write::match_namespace(call, &mut applied)?;
-        call.to_storage(applied)
+        // For the errors and warnings; unknown fields are refused by the merge itself.
+        let mut decoded = decode::finish(call, applied.clone(), Vec::new(), &Expected::object(call), options.validation)?;
+        super::write::match_namespace(call, &mut decoded)?;
+        call.to_storage(applied.clone())
     }
 
     fn merge_applied(&self, call: &Call, live: Option<&Value>, applied: Value, options: &WriteOptions) -> Result<Value, ApiError> {
         let mut object = writer(call, options).apply(live, &applied, options.force)?;
+        call.stored_as.schemas.normalize(call.stored_as.stored().schema, &mut object);
+        super::write::match_namespace(call, &mut object)?;
         call.resource.strategy.defaults(&call.context(), &mut object);
         Ok(object)
     }
