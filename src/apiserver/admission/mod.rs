@@ -125,3 +125,75 @@ pub trait Plugin: Send + Sync + 'static {
         Ok(())
     }
 }
+
+#[cfg(test)]
+pub mod testing {
+    //! Requests for the tests of plugins.
+    use super::*;
+    use windlass_api::registry::Registry;
+
+    /// An owned request, with what most tests leave alone filled in.
+    #[derive(Clone)]
+    pub struct Request {
+        pub operation: Operation,
+        pub group: &'static str,
+        pub plural: &'static str,
+        pub subresource: &'static str,
+        pub user: UserInfo,
+        pub object: Option<Value>,
+        pub old: Option<Value>,
+        pub dry_run: bool,
+    }
+
+    impl Request {
+        pub fn new(operation: Operation, group: &'static str, plural: &'static str, object: Value) -> Request {
+            let user = UserInfo { name: "ann".into(), ..UserInfo::default() };
+            let object = (!object.is_null()).then_some(object);
+            Request { operation, group, plural, subresource: "", user, object, old: None, dry_run: false }
+        }
+
+        /// Runs a plugin's half on the request and returns its result.
+        pub async fn run<T>(&self, run: impl AsyncFnOnce(&mut AdmissionRequest<'_>) -> T) -> T {
+            let resource = Registry::builtin().find_resource(self.group, self.plural).expect("a built-in resource");
+            let shown = self.object.as_ref().or(self.old.as_ref()).cloned().unwrap_or_default();
+            let meta = |field: &str| shown["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let (namespace, name) = (meta("namespace"), meta("name"));
+            let mut request = AdmissionRequest {
+                operation: self.operation,
+                resource: &resource,
+                version: &resource.storage_version,
+                subresource: self.subresource,
+                namespace: &namespace,
+                name: &name,
+                user: &self.user,
+                object: self.object.clone(),
+                old: self.old.as_ref(),
+                options: &Value::Null,
+                dry_run: self.dry_run,
+                warnings: Default::default(),
+            };
+            run(&mut request).await
+        }
+
+        /// The object after the plugin's mutation, or its refusal.
+        pub async fn mutated(&self, plugin: &dyn Plugin) -> Result<Value, String> {
+            self.run(async |request| {
+                plugin.mutate(request).await.map_err(|error| error.message.clone())?;
+                Ok(request.object.clone().unwrap_or_default())
+            })
+            .await
+        }
+
+        /// The warnings of the plugin's validation, or its refusal.
+        pub async fn validated(&self, plugin: &dyn Plugin) -> Result<Vec<String>, String> {
+            self.run(async |request| {
+                plugin.validate(request).await.map_err(|error| error.message.clone())?;
+                Ok(request.warnings.lock().clone())
+            })
+            .await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

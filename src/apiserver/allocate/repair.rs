@@ -19,10 +19,21 @@ use tokio_util::sync::CancellationToken;
 use windlass_api::meta;
 use windlass_store::{EventKind, Expect, Op, Range, Txn};
 
-/// How long a value may be taken before its service is stored.
-const GRACE: Duration = Duration::from_secs(60);
-/// How long a service may be stored before the value's other half is looked for.
-const SOON: Duration = Duration::from_secs(2);
+/// How long to wait before a value is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Delays {
+    /// How long a value may be taken before its service is stored.
+    pub grace: Duration,
+    /// How long a service may be stored before the value's other half is looked for.
+    pub soon: Duration,
+}
+
+impl Default for Delays {
+    fn default() -> Delays {
+        Delays { grace: Duration::from_secs(60), soon: Duration::from_secs(2) }
+    }
+}
+
 /// Between attempts to watch the store again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -62,6 +73,7 @@ struct State {
     /// Which services (namespace/name) have a value.
     owners: Mutex<Owners>,
     schedule: Schedule,
+    delays: Delays,
 }
 
 fn parse(bytes: Option<&[u8]>) -> Option<Value> {
@@ -81,7 +93,7 @@ impl State {
                         owners.remove(&value);
                     }
                 }
-                self.schedule.at(value, SOON);
+                self.schedule.at(value, self.delays.soon);
             }
         }
         if let Some(new) = &new {
@@ -90,7 +102,7 @@ impl State {
                 owners.entry(value).or_default().insert(name.clone());
                 // An update that changed no values is no reason to look.
                 if old.is_none() || old.as_ref().is_some_and(|old| !held(old).contains(&value)) {
-                    self.schedule.at(value, SOON);
+                    self.schedule.at(value, self.delays.soon);
                 }
             }
         }
@@ -105,7 +117,7 @@ impl State {
     fn address_changed(&self, change: &Change<'_>) {
         let Some(object) = parse(change.new.or(change.old)) else { return };
         if let Ok(address) = meta::name(&object).parse::<Ipv4Addr>() {
-            let after = if change.new.is_some() { GRACE } else { SOON };
+            let after = if change.new.is_some() { self.delays.grace } else { self.delays.soon };
             self.schedule.at(Taken::Address(address), after);
         }
     }
@@ -150,7 +162,7 @@ impl State {
             (Taken::Address(address), None) => {
                 let object = cluster.cached(ADDRESSES, "", &address.to_string());
                 let ours = object.filter(|object| meta::label(object, MANAGED_BY) == Some(MANAGER));
-                if ours.is_some_and(|object| old_enough(&object)) {
+                if ours.is_some_and(|object| old_enough(&object, self.delays.grace)) {
                     tracing::info!(%address, "released a cluster IP that no service has");
                     self.allocators.release(value).await;
                 }
@@ -191,14 +203,14 @@ impl State {
         let listed = store.range(range).await?;
         let port = |key: &str| key.strip_prefix(PORT_PREFIX).and_then(|port| port.parse::<u16>().ok());
         for port in listed.entries.iter().filter_map(|entry| port(&entry.key)) {
-            self.schedule.at(Taken::Port(port), GRACE);
+            self.schedule.at(Taken::Port(port), self.delays.grace);
         }
         let mut watch = store.watch(PORT_PREFIX, listed.revision).await?;
         while let Some(batch) = watch.next().await {
             for event in batch?.events {
                 let after = match event.kind {
-                    EventKind::Delete => SOON,
-                    _ => GRACE,
+                    EventKind::Delete => self.delays.soon,
+                    _ => self.delays.grace,
                 };
                 if let Some(port) = port(&event.entry.key) {
                     self.schedule.at(Taken::Port(port), after);
@@ -210,15 +222,20 @@ impl State {
 }
 
 /// An address that was just taken may belong to a service that is about to be stored.
-fn old_enough(object: &Value) -> bool {
+fn old_enough(object: &Value, grace: Duration) -> bool {
     let created = meta::creation_timestamp(object).and_then(meta::parse_time);
-    let grace = i64::try_from(GRACE.as_secs()).unwrap_or(i64::MAX);
+    let grace = i64::try_from(grace.as_secs()).unwrap_or(i64::MAX);
     created.is_none_or(|created| jiff::Timestamp::now().as_second() - created.as_second() >= grace)
 }
 
 /// Repairs until shut down.
-pub async fn run(allocators: Arc<Allocators>, shutdown: CancellationToken) {
-    let state = Arc::new(State { allocators: allocators.clone(), owners: Mutex::default(), schedule: Schedule::default() });
+pub async fn run(allocators: Arc<Allocators>, delays: Delays, shutdown: CancellationToken) {
+    let state = Arc::new(State {
+        allocators: allocators.clone(),
+        owners: Mutex::default(),
+        schedule: Schedule::default(),
+        delays,
+    });
     let (services, addresses) = (state.clone(), state.clone());
     allocators.cluster.on_change(SERVICES, Arc::new(move |change: &Change<'_>| services.service_changed(change)));
     allocators.cluster.on_change(ADDRESSES, Arc::new(move |change: &Change<'_>| addresses.address_changed(change)));
@@ -228,7 +245,7 @@ pub async fn run(allocators: Arc<Allocators>, shutdown: CancellationToken) {
         for value in ready {
             if let Err(error) = state.look(value).await {
                 tracing::warn!(?value, error, "repair; trying again");
-                state.schedule.at(value, GRACE);
+                state.schedule.at(value, delays.grace);
             }
         }
         let next = next.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));

@@ -84,7 +84,7 @@ impl ServiceAccounts {
         let object = self.object(kind, namespace, text(claim, "name")).await.ok_or_else(gone)?;
         let (uid, claimed) = (meta::uid(&object), text(claim, "uid"));
         if uid != claimed {
-            return Err(format!("{called} UID ({uid}) does not match service account {} ref claim ({claimed})", called.to_lowercase()));
+            return Err(format!("{called} UID ({uid}) does not match service account {called} ref claim ({claimed})"));
         }
         match Self::deleted(&object, now) {
             true => Err(gone()),
@@ -133,12 +133,12 @@ impl ServiceAccounts {
         self.check_account(namespace, name, text(account, "uid"), now).await?;
         let (pod, node) = (&private["pod"], &private["node"]);
         if private["secret"].is_object() {
-            self.check_bound(Gr("", "secrets"), "Secret", namespace, &private["secret"], now).await?;
+            self.check_bound(Gr("", "secrets"), "secret", namespace, &private["secret"], now).await?;
         }
         if pod.is_object() {
-            self.check_bound(Gr("", "pods"), "Pod", namespace, pod, now).await?;
+            self.check_bound(Gr("", "pods"), "pod", namespace, pod, now).await?;
         } else if node.is_object() {
-            self.check_bound(Gr("", "nodes"), "Node", "", node, now).await?;
+            self.check_bound(Gr("", "nodes"), "node", "", node, now).await?;
         }
         if let Some(after) = private["warnafter"].as_i64().filter(|after| *after != 0) {
             // A stale token is a matter for metrics; upstream does not bother the caller.

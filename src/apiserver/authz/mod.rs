@@ -137,3 +137,6 @@ impl<'a> Attributes<'a> {
         format!("User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use crate::request::UserInfo;
 use parking_lot::RwLock;
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -147,6 +148,35 @@ struct StatusSlim {
     extended_resource_claim_status: Option<Value>,
 }
 
+/// Whether an update left alone all that relates nodes to objects, found out without building values.
+fn unchanged(change: &Change<'_>) -> bool {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status<'a> {
+        #[serde(borrow)]
+        resource_claim_statuses: Option<&'a RawValue>,
+        #[serde(borrow)]
+        extended_resource_claim_status: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Parts<'a> {
+        #[serde(borrow)]
+        spec: Option<&'a RawValue>,
+        #[serde(borrow)]
+        status: Option<Status<'a>>,
+    }
+    let (Some(old), Some(new)) = (change.old, change.new) else { return false };
+    let (Ok(old), Ok(new)) = (serde_json::from_slice::<Parts<'_>>(old), serde_json::from_slice::<Parts<'_>>(new)) else {
+        return false;
+    };
+    let text = |raw: Option<&RawValue>| raw.map(RawValue::get).unwrap_or_default().to_owned();
+    let claims = |status: &Option<Status<'_>>| {
+        status.as_ref().map(|status| (text(status.resource_claim_statuses), text(status.extended_resource_claim_status)))
+    };
+    old.spec.map(RawValue::get) == new.spec.map(RawValue::get)
+        && claims(&old.status).unwrap_or_default() == claims(&new.status).unwrap_or_default()
+}
+
 fn parse(bytes: &[u8]) -> Option<Slim> {
     serde_json::from_slice(bytes).map_err(|error| tracing::error!(%error, "node authorizer: unreadable object")).ok()
 }
@@ -252,6 +282,9 @@ impl Node {
         let follow = |kind: Gr, apply: fn(&mut Graph, &Slim, bool)| {
             let node = node.clone();
             let callback = move |change: &Change<'_>| {
+                if unchanged(change) {
+                    return;
+                }
                 let present = change.new.is_some();
                 if let Some(object) = change.new.or(change.old).and_then(parse) {
                     apply(&mut node.graph.write(), &object, present);

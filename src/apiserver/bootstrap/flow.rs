@@ -128,27 +128,30 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Creates the default objects; those still marked for it get their spec back.
-pub async fn ensure(cluster: &dyn Cluster) -> Result<(), ApiError> {
-    let wanted = levels().into_iter().map(|level| (LEVELS, level));
-    for (kind, wanted) in wanted.chain(schemas().into_iter().map(|schema| (SCHEMAS, schema))) {
-        let name = meta::name(&wanted).to_owned();
-        let Some(stored) = super::find(cluster, kind, "", &name).await? else {
-            super::tolerate_existing(cluster.create(kind, wanted).await)?;
-            continue;
-        };
-        let restore = |stored: &mut Value| {
-            let automatic = meta::annotation(stored, AUTO_UPDATE) == Some("true");
-            if !automatic || stored["spec"] == wanted["spec"] {
-                return Ok(false);
-            }
-            stored["spec"] = wanted["spec"].clone();
-            Ok(true)
-        };
-        if restore(&mut stored.as_ref().clone())? {
-            let mut change = restore;
-            cluster.update(kind, "", &name, &mut change).await?;
+async fn ensure_one(cluster: &dyn Cluster, kind: Gr, wanted: Value) -> Result<(), ApiError> {
+    let name = meta::name(&wanted).to_owned();
+    let Some(stored) = super::find(cluster, kind, "", &name).await? else {
+        return super::tolerate_existing(cluster.create(kind, wanted).await);
+    };
+    let mut restore = |stored: &mut Value| {
+        let automatic = meta::annotation(stored, AUTO_UPDATE) == Some("true");
+        if !automatic || stored["spec"] == wanted["spec"] {
+            return Ok(false);
         }
+        stored["spec"] = wanted["spec"].clone();
+        Ok(true)
+    };
+    if restore(&mut stored.as_ref().clone())? {
+        cluster.update(kind, "", &name, &mut restore).await?;
     }
     Ok(())
+}
+
+/// Creates the default objects; those still marked for it get their spec back.
+pub async fn ensure(cluster: &dyn Cluster) -> Result<(), ApiError> {
+    let levels = levels().into_iter().map(|level| (LEVELS, level));
+    let all = levels.chain(schemas().into_iter().map(|schema| (SCHEMAS, schema)));
+    // At once, so that the writes share their way to the disk.
+    let work = all.map(|(kind, wanted)| ensure_one(cluster, kind, wanted));
+    futures::future::try_join_all(work).await.map(drop)
 }

@@ -145,9 +145,13 @@ pub struct Settings<'a> {
 /// Puts everything in place that a cluster begins with. Run at each start, before the server is ready.
 pub async fn ensure(cluster: &dyn Cluster, settings: &Settings<'_>) -> Result<(), ApiError> {
     namespaces(cluster).await?;
-    policy::ensure(cluster).await?;
-    priority_classes(cluster).await?;
-    flow::ensure(cluster).await?;
-    extension_authentication(cluster, settings.pki, settings.request_header_names).await?;
-    service::ensure(cluster, settings.allocators, settings.port).await
+    // At once, so that the writes share their way to the disk.
+    let ((), (), (), (), ()) = futures::try_join!(
+        policy::ensure(cluster),
+        priority_classes(cluster),
+        flow::ensure(cluster),
+        extension_authentication(cluster, settings.pki, settings.request_header_names),
+        service::ensure(cluster, settings.allocators, settings.port),
+    )?;
+    Ok(())
 }
