@@ -202,7 +202,7 @@ impl Collector {
         let wraps = named.markers.iter().any(|marker| marker.starts_with("protobuf.nullable"));
         let is_enum = named.markers.iter().any(|marker| marker == "enum" || marker.ends_with("k8s:enum"));
         match &named.definition {
-            Definition::Other(underlying) if !wraps && !(is_enum && underlying == "string") => {
+            Definition::Other(underlying) if !wraps && (!is_enum || underlying != "string") => {
                 let underlying = underlying.clone();
                 self.expression(&owner, &underlying)
             }
