@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use windlass_api::ApiError;
+use windlass_api::{ApiError, meta};
 
 pub struct NodeRestriction {
     pub cluster: Arc<dyn Cluster>,
@@ -434,6 +434,39 @@ fn slice(node: &str, request: &AdmissionRequest<'_>) -> Verdict {
     Ok(())
 }
 
+/// The finalizer that a node takes off a volume after it removed the volume's directory, and the node's name on it.
+const LOCAL_PATH: &str = "windlass.dev/local-path";
+const LOCAL_NODE: &str = "windlass.dev/node";
+
+/// Of a volume a node changes nothing but that finalizer, and that only on its own ones that are being deleted.
+fn volume(node: &str, request: &AdmissionRequest<'_>) -> Verdict {
+    let strip = |volume: &Value| {
+        let mut volume = volume.clone();
+        if let Some(meta) = volume.get_mut("metadata").and_then(Value::as_object_mut) {
+            for field in ["resourceVersion", "managedFields", "generation"] {
+                meta.remove(field);
+            }
+            let finalizers = meta.remove("finalizers").unwrap_or_default();
+            let kept = finalizers.as_array().into_iter().flatten().filter(|finalizer| *finalizer != LOCAL_PATH);
+            meta.insert("finalizers".to_owned(), kept.cloned().collect());
+        }
+        volume
+    };
+    let allowed = request.operation == Operation::Update
+        && request.subresource.is_empty()
+        && request.old.is_some_and(|old| {
+            meta::deletion_timestamp(old).is_some()
+                && meta::annotation(old, LOCAL_NODE) == Some(node)
+                && strip(old) == strip(request.new_object())
+        });
+    match allowed {
+        true => Ok(()),
+        false => Err(request.forbidden(format!(
+            "node {node:?} may only take the finalizer {LOCAL_PATH:?} off its own volumes that are being deleted"
+        ))),
+    }
+}
+
 fn csr(node: &str, request: &AdmissionRequest<'_>) -> Verdict {
     let spec = &request.new_object()["spec"];
     let signers = ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
@@ -478,6 +511,7 @@ impl Plugin for NodeRestriction {
                 "status" => self.claim_status(node, request),
                 _ => Err(request.forbidden("may only update PVC status")),
             },
+            ("", "persistentvolumes") => volume(node, request),
             ("", "serviceaccounts") => self.token(node, request),
             ("certificates.k8s.io", "podcertificaterequests") => self.certificate_request(node, request),
             ("coordination.k8s.io", "leases") => lease(node, request),

@@ -172,6 +172,18 @@ async fn node_restriction() {
     let lease = |name: &str| node_request(Request::new(
         Operation::Create, "coordination.k8s.io", "leases", json!({"metadata": {"name": name, "namespace": "kube-node-lease"}}),
     ));
+    let volume = |node: &str, change: &dyn Fn(&mut Value)| {
+        let old = json!({
+            "metadata": {
+                "name": "v", "deletionTimestamp": "2024-01-01T00:00:00Z", "annotations": {"windlass.dev/node": node},
+                "finalizers": ["windlass.dev/local-path", "other"],
+            },
+            "spec": {},
+        });
+        let mut new = old.clone();
+        change(&mut new);
+        node_request(update("persistentvolumes", old, new))
+    };
     let cases = [
         (mirror(&|_| {}), ""),
         (mirror(&|pod| pod["metadata"]["annotations"] = json!({})), "can only create mirror pods"),
@@ -200,6 +212,11 @@ async fn node_restriction() {
         (token("theirs", "u2", json!([])), "bound to a pod scheduled on a different node"),
         (lease("n1"), ""),
         (lease("n2"), "can only access node lease with the same name as the requesting node"),
+        (volume("n1", &|pv| pv["metadata"]["finalizers"] = json!(["other"])), ""),
+        (volume("n2", &|pv| pv["metadata"]["finalizers"] = json!(["other"])), "may only take the finalizer"),
+        (volume("n1", &|pv| pv["metadata"]["finalizers"] = json!([])), "may only take the finalizer"),
+        (volume("n1", &|pv| pv["spec"]["claimRef"] = json!({"name": "c", "namespace": "ns"})), "may only take the finalizer"),
+        (volume("n1", &|pv| pv["metadata"]["deletionTimestamp"] = Value::Null), "may only take the finalizer"),
         (node_request(create("configmaps", json!({"metadata": {"name": "c", "namespace": "ns"}}))), ""),
         (create("nodes", json!({"metadata": {"name": "n2"}})), ""),
     ];
