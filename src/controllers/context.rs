@@ -104,6 +104,7 @@ factory! {
     cluster_info: ConfigMap, namespace "kube-public", fields "metadata.name=cluster-info";
     root_ca_maps: ConfigMap, fields "metadata.name=kube-root-ca.crt";
     bootstrap_tokens: Secret, namespace "kube-system", fields "type=bootstrap.kubernetes.io/token";
+    token_secrets: Secret, fields "type=kubernetes.io/service-account-token";
     leases: Lease, namespace "kube-node-lease";
     resource_quotas: ResourceQuota;
     disruption_budgets: PodDisruptionBudget;

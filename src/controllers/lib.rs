@@ -54,6 +54,7 @@ mod serviceaccount;
 mod statefulset;
 mod table;
 mod taint;
+mod tokens;
 mod ttl;
 mod volume;
 mod write;

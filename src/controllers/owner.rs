@@ -110,7 +110,7 @@ impl Owner {
         matches: impl Fn(&K) -> bool,
     ) -> Result<Vec<std::sync::Arc<K>>, Error> {
         let mut ours = Vec::with_capacity(candidates.len());
-        let mut checked = false;
+        let mut allowed: Option<bool> = None;
         let mut failure = None;
         for candidate in candidates {
             let meta = candidate.meta();
@@ -124,11 +124,11 @@ impl Owner {
                 Claim::Adopt => true,
                 Claim::Release => false,
             };
-            if adopt && !checked {
-                if !self.may_adopt(client).await? {
-                    return Ok(ours);
-                }
-                checked = true;
+            if adopt && allowed.is_none() {
+                allowed = Some(self.may_adopt(client).await?);
+            }
+            if adopt && allowed == Some(false) {
+                continue;
             }
             let path = format!("{}/{}", K::url_path(&(), meta.namespace.as_deref()), meta.name.as_deref().unwrap_or_default());
             let patch = self.patch(meta.uid.as_deref().unwrap_or_default(), adopt);

@@ -11,6 +11,7 @@ use windlass_client::{
 
 use crate::{
     Error,
+    config::Config,
     context::{Context, Worker},
     write::{self, ApiErrorExt},
 };
@@ -105,16 +106,21 @@ impl RootCa {
     }
 }
 
-/// The `root-ca-certificate-publisher-controller`.
-pub fn start_root_ca(context: &Context) -> Worker {
-    let pem = match (&context.config.root_ca_pem, context.config.root_ca_file.as_str()) {
+/// The CA by which pods know the API server, as PEM; empty if none is configured.
+pub fn root_ca(config: &Config) -> String {
+    match (&config.root_ca_pem, config.root_ca_file.as_str()) {
         (Some(pem), _) => pem.clone(),
         (None, "") => String::new(),
         (None, file) => std::fs::read_to_string(file).unwrap_or_else(|error| {
             tracing::error!(file, %error, "cannot read --root-ca-file");
             String::new()
         }),
-    };
+    }
+}
+
+/// The `root-ca-certificate-publisher-controller`.
+pub fn start_root_ca(context: &Context) -> Worker {
+    let pem = root_ca(&context.config);
     if pem.is_empty() {
         tracing::warn!("no --root-ca-file: kube-root-ca.crt is not published, and pods cannot verify the API server");
         return Box::pin(std::future::ready(()));

@@ -9,6 +9,7 @@ const fn on(name: &'static str, start: fn(&crate::context::Context) -> crate::co
 /// All controllers, by upstream's names. Namespaces and identity come first: everything else needs them.
 pub const CONTROLLERS: &[Controller] = &[
     on("serviceaccount-controller", crate::serviceaccount::start_accounts),
+    on("serviceaccount-token-controller", crate::tokens::start),
     on("root-ca-certificate-publisher-controller", crate::serviceaccount::start_root_ca),
     on("node-ipam-controller", crate::nodeipam::start),
     on("node-lifecycle-controller", crate::nodelifecycle::start),

@@ -285,6 +285,9 @@ pub fn start(context: &Context) -> Worker {
     {
         let (queue, sets) = (queue.clone(), sets.clone());
         nodes.on_change(move |change| {
+            if sets.is_empty() {
+                return;
+            }
             if let (Some(old), Some(new)) = (&change.old, &change.new)
                 && node_matters(old) == node_matters(new)
             {
