@@ -18,13 +18,11 @@ impl Schemas {
     fn prune_at(&self, id: TypeId, value: &mut Value, path: &Path<'_>, unknown: &mut Vec<String>) {
         let ty = self.ty(id);
         if let Some(inner) = ty.inner {
+            // Go decodes these by code of their own, which says nothing of unknown fields.
+            let mut unsaid = Vec::new();
             match value {
-                Value::Object(_) => self.prune_at(inner, value, path, unknown),
-                Value::Array(items) => {
-                    for (index, value) in items.iter_mut().enumerate() {
-                        self.prune_at(inner, value, &Path::Index(path, index), unknown);
-                    }
-                }
+                Value::Object(_) => self.prune_at(inner, value, path, &mut unsaid),
+                Value::Array(items) => items.iter_mut().for_each(|value| self.prune_at(inner, value, path, &mut unsaid)),
                 _ => {}
             }
             return;

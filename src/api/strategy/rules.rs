@@ -156,7 +156,12 @@ fn schema_errors(ctx: &Context<'_>, obj: &Value, old: Option<&Value>, errors: &m
     let Some(ty) = ctx.schema() else { return };
     let own = errors.len();
     for e in ctx.resource.schemas.validate_update(ty, obj, old) {
-        if !errors[..own].iter().any(|o| o.path == e.path) {
+        // What a rule has said of a field, or of a list because of this item, is not said again.
+        let said = |o: &FieldError| {
+            let rest = e.path.strip_prefix(&o.path);
+            rest.is_some_and(|rest| rest.is_empty() || (rest.starts_with('[') && o.kind == e.kind && o.value == e.value))
+        };
+        if !errors[..own].iter().any(said) {
             errors.push(e);
         }
     }
