@@ -277,6 +277,20 @@ impl Writer<'_> {
         if applied["metadata"].get("managedFields").is_some_and(|m| !m.is_null()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
+        let problems = self.types().problems(Some(self.ty), applied);
+        if !problems.is_empty() {
+            let problems = match problems.as_slice() {
+                [one] => one.clone(),
+                many => format!("errors:\n  {}", many.join("\n  ")),
+            };
+            return Err(ApiError::new(500, "", format!(
+                "failed to create typed patch object ({}/{}; {}, Kind={}): {problems}",
+                meta::namespace(applied),
+                meta::name(applied),
+                self.api_version,
+                meta::kind(applied)
+            )));
+        }
         let attempt = match self.try_apply(live, applied, force) {
             Err(conflicts) if self.manager == "kubectl" && !force => {
                 let allowed = live.map(|l| self.last_applied_set(l)).unwrap_or_default();

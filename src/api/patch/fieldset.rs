@@ -206,7 +206,7 @@ fn canonical(edge: &str) -> Option<Box<str>> {
 }
 
 /// `f:a` as `.a`, `k:{"b":"c"}` as `[b="c"]`, `v:"x"` as `[="x"]`, `i:1` as `[1]`.
-fn print_edge(edge: &str) -> String {
+pub(super) fn print_edge(edge: &str) -> String {
     let (kind, rest) = edge.split_at(edge.len().min(2));
     match kind {
         "f:" => format!(".{rest}"),

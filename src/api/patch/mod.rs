@@ -6,7 +6,7 @@
 use json_patch::{Patch, PatchOperation};
 use serde_json::{Map, Value};
 
-use crate::status::ApiError;
+use crate::status::{ApiError, Details};
 
 pub mod apply;
 pub mod fieldset;
@@ -20,10 +20,11 @@ pub const MAX_OPERATIONS: usize = 10_000;
 /// Most bytes of JSON that a JSON patch's copies may add up to, as upstream.
 pub const MAX_COPIED: usize = 3 * 1024 * 1024;
 
-/// 422 for a patch that does not fit the object, as upstream words it.
-fn unprocessable(message: impl std::fmt::Display) -> ApiError {
-    ApiError::new(422, "Invalid", "the server rejected our request due to an error in our request")
-        .with_cause("", message.to_string(), "")
+/// 422 for a patch that does not fit the object. Upstream does not say why.
+fn unprocessable() -> ApiError {
+    let mut error = ApiError::new(422, "Invalid", "the server rejected our request due to an error in our request");
+    error.details = Some(Details::default());
+    error
 }
 
 /// Applies an RFC 6902 patch. All of it or nothing: on an error `object` is not to be used.
@@ -34,8 +35,10 @@ pub fn json_patch(object: &mut Value, patch: &Value) -> Result<(), ApiError> {
             "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {count}"
         )));
     }
-    let patch: Patch = serde_json::from_value(patch.clone())
-        .map_err(|e| ApiError::bad_request(format!("error decoding patch: {e}")))?;
+    if !patch.is_array() {
+        return Err(ApiError::bad_request("error decoding patch: a JSON patch is a list of operations"));
+    }
+    let patch: Patch = serde_json::from_value(patch.clone()).map_err(|_| unprocessable())?;
     let mut copied = 0;
     for op in &patch.0 {
         if let PatchOperation::Copy(copy) = op
@@ -43,12 +46,10 @@ pub fn json_patch(object: &mut Value, patch: &Value) -> Result<(), ApiError> {
         {
             copied += size(source);
             if copied > MAX_COPIED {
-                return Err(unprocessable(format!(
-                    "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit {MAX_COPIED}"
-                )));
+                return Err(unprocessable());
             }
         }
-        json_patch::patch_unsafe(object, std::slice::from_ref(op)).map_err(unprocessable)?;
+        json_patch::patch_unsafe(object, std::slice::from_ref(op)).map_err(|_| unprocessable())?;
     }
     Ok(())
 }

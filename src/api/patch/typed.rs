@@ -8,7 +8,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::fieldset::FieldSet;
+use super::fieldset::{FieldSet, print_edge};
+use crate::field::quote;
 use crate::schema::{ListType, MapType, Schemas, Shape, TypeId};
 
 /// How a value is owned.
@@ -79,6 +80,77 @@ impl<'s> Types<'s> {
         matches!(kind, Kind::Map { ty: Some(ty), .. } if self.schemas.field(ty, key).is_some())
     }
 
+    /// Whether Go's encoder writes the field even when nothing is in it.
+    fn is_written(&self, kind: Kind<'s>, key: &str) -> bool {
+        match kind {
+            Kind::Map { ty: Some(ty), .. } => {
+                self.schemas.ty(ty).typed
+                    && self.schemas.field(ty, key).is_some_and(|f| !f.go.omit_empty && !f.go.pointer)
+            }
+            _ => false,
+        }
+    }
+
+    /// What an applied configuration cannot say: fields that the type does not have, list items that are told apart by
+    /// keys and have none, or the same ones. In the words of upstream's `typed` package.
+    pub fn problems(&self, ty: Ty, value: &Value) -> Vec<String> {
+        let mut out = Vec::new();
+        self.find_problems(ty, value, &Step::Root, &mut out);
+        out
+    }
+
+    fn find_problems(&self, ty: Ty, value: &Value, path: &Step<'_>, out: &mut Vec<String>) {
+        let at = |path: &Step<'_>| path.edges().iter().map(|e| print_edge(e)).collect::<String>();
+        let Some(id) = ty else { return };
+        let t = self.schemas.ty(id);
+        match (t.shape, value) {
+            (Shape::Object, Value::Object(map)) => {
+                for (key, v) in map {
+                    match self.schemas.field(id, key) {
+                        Some(f) => self.find_problems(Some(f.ty), v, &Step::Field(path, key), out),
+                        None if t.preserve_unknown => {}
+                        None if matches!(&**key, "apiVersion" | "kind") && (t.embedded || matches!(path, Step::Root)) => {}
+                        None => out.push(format!("{}.{key}: field not declared in schema", at(path))),
+                    }
+                }
+            }
+            (Shape::Map(item), Value::Object(map)) => {
+                for (key, v) in map {
+                    self.find_problems(Some(item), v, &Step::Field(path, key), out);
+                }
+            }
+            (Shape::List(item), Value::Array(list)) => {
+                let keys = match &t.list_type {
+                    ListType::Map(keys) => Some(&keys[..]),
+                    ListType::Set => Some(&[][..]),
+                    ListType::Atomic => None,
+                };
+                let mut seen: Vec<String> = Vec::new();
+                for (i, v) in list.iter().enumerate() {
+                    let Some(keys) = keys else {
+                        self.find_problems(Some(item), v, &Step::Item(path, &format!("i:{i}")), out);
+                        continue;
+                    };
+                    if let Some(key) = keys.iter().find(|k| self.key_of(item, k, v).is_none()) {
+                        out.push(format!(
+                            "{}: element {i}: associative list with keys has an element that omits key field {} (and doesn't have default value)",
+                            at(path),
+                            quote(key)
+                        ));
+                        continue;
+                    }
+                    let edge = self.edge(item, keys, v);
+                    if seen.contains(&edge) {
+                        out.push(format!("{}: duplicate entries for key {}", at(path), print_edge(&edge)));
+                    }
+                    self.find_problems(Some(item), v, &Step::Item(path, &edge), out);
+                    seen.push(edge);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// The edge of a list item.
     fn edge(&self, item: TypeId, keys: &[String], v: &Value) -> String {
         if keys.is_empty() {
@@ -97,8 +169,17 @@ impl<'s> Types<'s> {
         if let Some(found) = present(v.get(key)) {
             return Some(Cow::Borrowed(found));
         }
-        let default = self.schemas.field(item, key)?.default.as_ref()?;
-        Some(Cow::Owned((**default).clone()))
+        let field = self.schemas.field(item, key)?;
+        if let Some(default) = &field.default {
+            return Some(Cow::Owned((**default).clone()));
+        }
+        // Go's zero value, of a field that is always written.
+        let written = self.schemas.ty(item).typed && !field.go.omit_empty && !field.go.pointer;
+        match self.schemas.shape(field.ty) {
+            Shape::String if written => Some(Cow::Owned(Value::from(""))),
+            Shape::Integer if written => Some(Cow::Owned(Value::from(0))),
+            _ => None,
+        }
     }
 
     fn same_item(&self, item: TypeId, keys: &[String], a: &Value, b: &Value) -> bool {
@@ -285,6 +366,7 @@ impl<'s> Types<'s> {
     }
 
     fn diff(&self, ty: Ty, lhs: Option<&Value>, rhs: Option<&Value>, path: &Step<'_>, out: &mut Comparison) {
+        let null = lhs.is_some_and(Value::is_null);
         let (lhs, rhs) = (present(lhs), present(rhs));
         if lhs == rhs {
             return;
@@ -306,6 +388,7 @@ impl<'s> Types<'s> {
             }
         }
         match (lhs, rhs) {
+            (None, Some(_)) if null && !leaf => {}
             (None, Some(_)) => out.added.insert(path.edges().iter().map(|e| &**e)),
             (Some(_), None) => out.removed.insert(path.edges().iter().map(|e| &**e)),
             (Some(_), Some(_)) if leaf => out.modified.insert(path.edges().iter().map(|e| &**e)),
@@ -335,7 +418,9 @@ impl<'s> Types<'s> {
         }
         for (key, rv) in r.into_iter().flatten() {
             if l.is_none_or(|l| !l.contains_key(key)) && !system(key) {
-                self.diff(self.child(kind, key), None, Some(rv), &Step::Field(path, key), out);
+                // Go writes `null` for a field without `omitempty`: it is there already.
+                let before = (l.is_some() && self.is_written(kind, key)).then_some(&Value::Null);
+                self.diff(self.child(kind, key), before, Some(rv), &Step::Field(path, key), out);
             }
         }
     }

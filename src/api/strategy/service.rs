@@ -113,6 +113,16 @@ fn drop_type_dependent(new: &mut Value, old: &Value) {
             }
         }
     }
+    if was != "ExternalName" && now == "ExternalName" && unchanged(new, "spec.internalTrafficPolicy") {
+        remove(new, "spec.internalTrafficPolicy");
+    }
+    // Clients that know one address only change that.
+    if !unchanged(new, "spec.clusterIP") && unchanged(new, "spec.clusterIPs") && !items(new, "spec.clusterIPs").is_empty() {
+        match get(new, "spec.clusterIP").clone() {
+            ip if super::at::is_empty(&ip) => drop(remove(new, "spec.clusterIPs")),
+            ip => set(new, "spec.clusterIPs", json!([ip])),
+        }
+    }
     // An update that names no address keeps the one it has.
     if was != "ExternalName" && now != "ExternalName" {
         for field in ["spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"] {

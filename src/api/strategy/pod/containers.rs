@@ -338,9 +338,33 @@ pub fn field_ref(r: &At<'_>, allowed: &[&str]) {
         Some((head, Some(_))) => r.invalid_value(head, "does not support subscript"),
         Some((p, None)) if allowed.contains(&p) => {}
         _ if path.is_empty() => {}
+        // The old name of `spec.nodeName`.
+        Some(("spec.host", None)) if allowed.contains(&"spec.nodeName") => {}
+        Some((p, None)) if !FIELD_LABELS.contains(&p) => {
+            path.invalid(format!("error converting fieldPath: field label not supported: {p}"));
+        }
         _ => path.not_supported(allowed),
     }
 }
+
+/// Fields of pods that have a name as a label of their own; few of them are for environments.
+const FIELD_LABELS: [&str; 15] = [
+    "metadata.annotations",
+    "metadata.labels",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.host",
+    "spec.nodeName",
+    "spec.restartPolicy",
+    "spec.schedulerName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.phase",
+    "status.podIP",
+    "status.podIPs",
+];
 
 /// A container's resource by name. In volumes the container must be named.
 pub fn resource_ref(r: &At<'_>, volume: bool) {

@@ -133,6 +133,11 @@ fn resize_update(_: &Context<'_>, new: &mut Value, old: &Value) {
 fn validate(_: &Context<'_>, pod: &At<'_>) {
     let name = pod.text("metadata.name");
     spec::validate(&pod.at("spec"), spec::Owner::Pod(name));
+    let ephemeral = pod.at("spec.ephemeralContainers");
+    // Only stored pods have a version.
+    if !pod.has("metadata.resourceVersion") && !ephemeral.is_empty() {
+        ephemeral.forbidden("cannot be set on create");
+    }
 }
 
 fn warnings(pod: &Value, out: &mut Vec<String>) {

@@ -146,7 +146,7 @@ pub fn spread(at: &At<'_>) {
     for (i, c) in list.iter().enumerate() {
         let skew = c.at("maxSkew");
         if skew.int().unwrap_or(0) <= 0 {
-            skew.invalid_value(skew.int().unwrap_or(0), "must be greater than 0");
+            skew.invalid_value(skew.int().unwrap_or(0), "must be greater than zero");
         }
         let key = c.at("topologyKey");
         if key.is_empty() {

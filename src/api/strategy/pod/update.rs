@@ -238,6 +238,11 @@ pub fn validate_resize(_: &Context<'_>, pod: &At<'_>, old: &Value) {
         return pod.at("").forbidden("windows pods cannot be resized");
     }
     let spec = pod.at("spec");
+    // A node that does not report what it gave cannot give more.
+    let running = items(old, "status.containerStatuses").iter().find(|c| !get(c, "state.running").is_null());
+    if running.is_some_and(|c| c["resources"].is_null()) {
+        return spec.forbidden("Pod running on node without support for resize");
+    }
     if qos_class(pod.value) != qos_class(old) {
         spec.invalid_value(text(old, "status.qosClass"), "Pod QOS Class may not change as a result of resizing");
     }
