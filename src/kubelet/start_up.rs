@@ -97,14 +97,14 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
     follow_cidrs(&shared, &network);
     follow_peers(&shared, &tasks);
     tasks.spawn(join_node(shared.clone(), node_check));
-    let pods = follow_pods(&shared, &inbox);
-    let told = inbox.clone();
+    let (pods, told) = follow_pods(&shared, &inbox);
     tasks.spawn(async move {
         tokio::select! {
             () = pods.synced() => {
-                let _ = told.send(Input::ApiSynced).await;
+                // Behind the pods, in the same queue: whoever hears it has heard of every pod, and may look for orphans.
+                let _ = told.send(Input::ApiSynced);
                 pods_check.ok();
-                std::future::pending::<()>().await;
+                shared.shutdown.cancelled().await;
             }
             () = shared.shutdown.cancelled() => {}
         }
@@ -213,24 +213,27 @@ async fn join_node(shared: Arc<Shared>, check: windlass_daemon::health::Check) {
     node::run(shared).await;
 }
 
-fn follow_pods(shared: &Arc<Shared>, inbox: &mpsc::Sender<Input>) -> Informer<Pod> {
+/// The informer of this node's pods, and the queue by which it tells of them.
+fn follow_pods(shared: &Arc<Shared>, inbox: &mpsc::Sender<Input>) -> (Informer<Pod>, mpsc::UnboundedSender<Input>) {
     // The handler may not block, and nothing may be lost: the order is kept by one channel without a bound, whose
     // content is bounded by the pods of one node.
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let forward = inbox.clone();
     tokio::spawn(async move {
-        while let Some(change) = receiver.recv().await {
-            if forward.send(Input::Api(change)).await.is_err() {
+        while let Some(input) = receiver.recv().await {
+            if forward.send(input).await.is_err() {
                 return;
             }
         }
     });
-    Informer::builder(Api::<Pod>::all(shared.client.clone()))
+    let tell = sender.clone();
+    let pods = Informer::builder(Api::<Pod>::all(shared.client.clone()))
         .fields(&format!("spec.nodeName={}", shared.node_name))
         .on_change(move |change| {
-            let _ = sender.send(change.clone());
+            let _ = tell.send(Input::Api(change.clone()));
         })
-        .start(shared.shutdown.clone())
+        .start(shared.shutdown.clone());
+    (pods, sender)
 }
 
 fn node_cidrs(node: &Node) -> Vec<Cidr> {

@@ -206,6 +206,11 @@ fn container_statuses(
     let default_reason = if has_init { "PodInitializing" } else { "ContainerCreating" };
     let of = |spec: &Spec| {
         let old = old.iter().find(|s| s.name == spec.name);
+        let over = old.filter(|o| o.state.as_ref().is_some_and(|s| s.terminated.is_some()));
+        if let Some(over) = over.filter(|_| model::ephemeral_containers(pod).iter().any(|e| e.name == spec.name)) {
+            // An ephemeral container runs once: its end is final.
+            return over.clone();
+        }
         let mut found = observed.containers.iter().filter(|c| c.name == spec.name);
         let (latest, before) = (found.next(), found.next());
         let mut status = match latest {

@@ -294,7 +294,18 @@ impl Actor {
         }
         let killing: HashSet<String> = self.kills.values().map(|(name, _)| name.clone()).collect();
         let mut ready = Vec::new();
+        let over: HashSet<String> = self
+            .status
+            .ephemeral_container_statuses
+            .iter()
+            .flatten()
+            .filter(|s| s.state.as_ref().is_some_and(|s| s.terminated.is_some()))
+            .map(|s| s.name.clone())
+            .collect();
         for name in names {
+            if over.contains(&name) {
+                continue;
+            }
             if killing.contains(&name) || self.not_before.get(&name).is_some_and(|at| *at > Instant::now()) {
                 continue;
             }
