@@ -393,7 +393,11 @@ impl Runtime for Docker {
     }
 
     async fn events(&self) -> Result<Pin<Box<dyn Stream<Item = Result<Event>> + Send>>> {
-        let options = query::EventsOptions { filters: Some(self.filters(&[("type", "container")])), ..Default::default() };
+        // The request goes out when the stream is first read: what happens until then is asked for by time.
+        let now = jiff::Timestamp::now();
+        let since = format!("{}.{:09}", now.as_second(), now.subsec_nanosecond());
+        let filters = Some(self.filters(&[("type", "container")]));
+        let options = query::EventsOptions { since: Some(since), filters, ..Default::default() };
         let docker = self.clone();
         let stream = self.client.events(Some(options)).filter_map(move |item| {
             let item = match item {
