@@ -20,6 +20,9 @@ use crate::rest::query::Query;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
+/// What OpenAPI v2 in protobuf is called in answers. Clients ask for it with an `@` instead of the dot, which is no media type.
+const OPENAPI_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
 /// Documents of the present registry.
 pub struct Documents {
     /// The address that clients are told to use (`serverAddressByClientCIDRs`).
@@ -80,7 +83,7 @@ impl Documents {
                 let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
                 if accept.contains("proto-openapi") && !accept.contains("json") && !accept.contains("*/*") {
                     let document = self.make(registry, "openapi/v2.pb", true, || Ok(openapi::gnostic::encode(&openapi::v2(registry))))?;
-                    return Ok(self.reply(&document, &parts.headers, openapi::gnostic::MEDIA_TYPE, false));
+                    return Ok(self.reply(&document, &parts.headers, OPENAPI_PROTOBUF, false));
                 }
                 let document = self.get(registry, "openapi/v2", true, || Ok(openapi::v2(registry)))?;
                 Ok(self.reply(&document, &parts.headers, content::JSON, false))

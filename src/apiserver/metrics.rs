@@ -240,9 +240,9 @@ pub fn deprecated(group: &str, version: &str, resource: &str, subresource: &str)
     DEPRECATED.with_label_values(&[group, version, resource, subresource, ""]).set(1);
 }
 
-/// One change came into a cache.
-pub fn cache_event(group: &str, resource: &str) {
-    CACHE_EVENTS.with_label_values(&[group, resource]).inc();
+/// Counts the changes that come into a cache.
+pub fn cache_events(group: &str, resource: &str) -> IntCounter {
+    CACHE_EVENTS.with_label_values(&[group, resource])
 }
 
 /// Reads the caches' sizes into the gauges; called when metrics are scraped.

@@ -94,5 +94,5 @@ pub async fn serve(call: &Call, owner: &'static str) -> Result<Answer, ApiError>
 fn unstored(call: &Call, object: &Value) -> Result<Stored, ApiError> {
     let raw = serde_json::to_vec(object).map_err(ApiError::internal)?;
     let key = object_key(&call.resource, meta::namespace(object), meta::name(object));
-    Stored::unversioned(&key, raw.into(), &Paths::default()).ok_or_else(|| ApiError::internal("a virtual object has no metadata"))
+    Stored::unversioned(&key, raw.into(), &Paths::new([])).ok_or_else(|| ApiError::internal("a virtual object has no metadata"))
 }

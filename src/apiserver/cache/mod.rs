@@ -53,6 +53,7 @@ pub struct ResourceCache {
     fields: Fields,
     state: RwLock<State>,
     listeners: Mutex<Vec<Listener>>,
+    received: prometheus::IntCounter,
 }
 
 struct State {
@@ -89,6 +90,7 @@ impl ResourceCache {
     pub(crate) fn new(resource: Arc<Resource>, revision: u64) -> ResourceCache {
         let fields = Fields::of(&resource);
         ResourceCache {
+            received: crate::metrics::cache_events(&resource.group, &resource.plural),
             prefix: resource.storage_prefix(),
             paths: Paths::new(fields.paths()),
             fields,
@@ -245,6 +247,7 @@ impl ResourceCache {
 
     /// Applies the changes of one revision and tells everyone. `object` is `None` for a deletion.
     pub(crate) fn apply(&self, revision: u64, key: &str, object: Option<Stored>) {
+        self.received.inc();
         let event = {
             let mut state = self.state.write();
             state.changed = revision;
@@ -422,3 +425,6 @@ impl Caches {
         self.by_prefix.read().values().cloned().collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 pub type Span = (u32, u32);
 
 /// The paths of an object that selectors may ask for, as a tree of keys.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Paths {
     root: Node,
     len: usize,

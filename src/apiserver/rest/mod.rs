@@ -131,6 +131,14 @@ impl Call {
                 return Err(ApiError::method_not_supported(&self.resource.group, &self.resource.plural, &info.verb));
             }
         }
+        let misplaced = match info.verb.as_str() {
+            "update" | "patch" => !named,
+            "create" => named && info.subresource.is_empty(),
+            _ => false,
+        };
+        if misplaced {
+            return Err(ApiError::method_not_supported(&self.resource.group, &self.resource.plural, &info.verb));
+        }
         if info.parts.len() > 3 && info.subresource != "proxy" {
             return Err(ApiError::no_such_path());
         }
@@ -231,7 +239,19 @@ impl Call {
         if self.is_storage_version() {
             return Ok(object);
         }
+        self.check_conversion()?;
         convert::convert(&self.core.objects.registry(), &object, self.storage_api_version())
+    }
+
+    /// Conversion webhooks are not called; objects are then served in their storage version only.
+    fn check_conversion(&self) -> Result<(), ApiError> {
+        match &self.resource.definition {
+            Some(definition) if definition.conversion["strategy"] == "Webhook" => Err(ApiError::not_implemented(format!(
+                "{} asks for a conversion webhook, which this server does not call; use version {}",
+                definition.name, self.resource.storage_version
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// From the storage version to the request's version.
@@ -239,6 +259,7 @@ impl Call {
         if self.is_storage_version() {
             return Ok(object.clone());
         }
+        self.check_conversion()?;
         convert::convert(&self.core.objects.registry(), object, &self.api_version())
     }
 

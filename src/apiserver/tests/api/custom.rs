@@ -136,6 +136,11 @@ async fn documents() {
         assert_eq!(answer.status, 200, "{path}");
         contains(&answer.json(), &want, path).unwrap_or_else(|e| panic!("{e}"));
     }
+    let proto = s.call("GET", "/openapi/v2", &[("accept", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")], "").await;
+    assert_eq!((proto.status.as_u16(), proto.header("content-type")), (200, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"));
+    s.check("GET /api/v1/componentstatuses", Value::Null, 200, json!({"kind": "ComponentStatusList", "items": [{"metadata": {"name": "etcd-0"}, "conditions": [{"type": "Healthy", "status": "True"}]}]})).await;
+    s.check("GET /api/v1/componentstatuses/etcd-0", Value::Null, 200, json!({"kind": "ComponentStatus"})).await;
+    s.check("GET /apis/metrics.k8s.io/v1beta1/nodes", Value::Null, 200, json!({"kind": "NodeMetricsList", "items": []})).await;
     assert_eq!(s.call("GET", "/nonsense", &[], "").await.status, 404);
     assert_eq!(s.call("GET", "/apis/nonsense", &[], "").await.status, 404);
     assert_eq!(&s.call("GET", "/healthz", &[], "").await.body[..], b"ok");

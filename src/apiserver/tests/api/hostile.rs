@@ -161,8 +161,8 @@ async fn odd_paths() {
 async fn decompression_bomb() {
     use std::io::Write;
     let s = Server::start().await;
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    for _ in 0..200 {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    for _ in 0..16 {
         gzip.write_all(&[b' '; 1 << 20]).expect("memory");
     }
     let bomb = gzip.finish().expect("memory");
