@@ -277,8 +277,13 @@ impl<'a> At<'a> {
 
     /// The value here equals the old object's at the same place.
     pub fn immutable(&self, old: &Value) {
-        if !same(self.value, old) {
-            self.invalid("field is immutable");
+        if same(self.value, old) {
+            return;
+        }
+        // Go shows an absent text as empty, everything else as null.
+        match self.value.is_null() && !old.is_string() {
+            true => self.invalid_value(Value::Null, "field is immutable"),
+            false => self.invalid("field is immutable"),
         }
     }
 

@@ -27,6 +27,7 @@ const MANY_FAILED_INDEXES: i64 = 10_000;
 pub static JOB: Rules = Rules {
     defaults: &[|_, o| {
         job_defaults(o);
+        default_at(o, "spec.manualSelector", false);
         let labels = get(o, "spec.template.metadata.labels").clone();
         if labels.is_object() && super::at::is_empty(get(o, "metadata.labels")) {
             set(o, "metadata.labels", labels);

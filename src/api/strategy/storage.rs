@@ -65,6 +65,7 @@ pub static CLAIM: Rules = Rules {
     }],
     create: &[|_, o| {
         set(o, "status", json!({"phase": "Pending"}));
+        drop_other_sources(o);
         normalize_sources(o);
     }],
     update: &[|_, o, _| normalize_sources(o)],
@@ -74,15 +75,18 @@ pub static CLAIM: Rules = Rules {
     ..Rules::STATUS
 };
 
-/// `dataSource` and `dataSourceRef` say the same, whichever was given.
-fn normalize_sources(claim: &mut Value) {
-    // Other kinds are for `dataSourceRef` alone.
+/// Kinds that only `dataSourceRef` may have.
+fn drop_other_sources(claim: &mut Value) {
     let given = get(claim, "spec.dataSource");
     let known = text(given, "apiGroup").is_empty() && text(given, "kind") == "PersistentVolumeClaim"
         || text(given, "kind") == "VolumeSnapshot" && text(given, "apiGroup") == "snapshot.storage.k8s.io";
     if !given.is_null() && !known {
         super::at::remove(claim, "spec.dataSource");
     }
+}
+
+/// `dataSource` and `dataSourceRef` say the same, whichever was given.
+fn normalize_sources(claim: &mut Value) {
     let (source, reference) = (get(claim, "spec.dataSource").clone(), get(claim, "spec.dataSourceRef").clone());
     let core = text(&source, "apiGroup").is_empty() && text(&source, "kind") == "PersistentVolumeClaim"
         || text(&source, "kind") == "VolumeSnapshot" && text(&source, "apiGroup") == "snapshot.storage.k8s.io";
