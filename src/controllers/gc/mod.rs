@@ -404,7 +404,7 @@ pub fn start(context: &Context) -> Worker {
         announce: Box::new(context.announcer()),
     });
     let shutdown = context.shutdown.clone();
-    let workers = context.config.concurrent_gc_syncs;
+    let work = context.worker(queue, context.config.concurrent_gc_syncs, collector.clone(), Collector::work);
     Box::pin(async move {
         let follower = tokio::spawn(collector.clone().follow_all(shutdown.clone()));
         // Acting on half a graph would be safe (the API is asked), but would ask much too much.
@@ -416,7 +416,7 @@ pub fn start(context: &Context) -> Worker {
         let ready = tokio::select! { () = first => true, () = shutdown.cancelled() => false };
         if ready {
             tracing::debug!(objects = collector.graph.lock().len(), "graph of owners is complete");
-            windlass_client::queue::run(queue, workers, shutdown, move |task| collector.clone().work(task)).await;
+            work.await;
         }
         if let Err(error) = follower.await {
             tracing::error!(%error, "the collector's follower of discovery ended by a panic");
