@@ -27,14 +27,14 @@ images() {
   export WINDLASS_IMAGES
 }
 binary() {
-  cargo build --release --quiet --locked --bin windlass
-  export WINDLASS_BIN=$CARGO_TARGET_DIR/release/windlass
+  cargo build --locked --quiet --bin windlass
+  export WINDLASS_BIN=$CARGO_TARGET_DIR/debug/windlass
 }
 
 phase packages packages
 phase "upstream's programs" upstream
 phase "test images" images
-phase "windlass, release" binary
+phase "windlass" binary
 phase "building tests" cargo test --workspace --locked --no-run --quiet
 # One test process at a time, on two cores: within one, tests run side by side.
 phase tests cargo test --workspace --locked --no-fail-fast

@@ -61,10 +61,11 @@ pub async fn token(call: &Call, bytes: &[u8]) -> Result<Answer, ApiError> {
     let expected = Expected::subresource(&call.resource, &call.info.api_version, "token").ok_or_else(ApiError::no_such_path)?;
     let object = decode::object(call, bytes, media, &expected, options.validation)?;
     let tokens = &call.core.reviews.tokens;
-    let prepared = tokens.prepare(call.namespace(), call.name(), object, call.now).await?;
-    let request = call.admission(Operation::Create, call.name(), Some(prepared), None, &options.document, options.dry_run);
-    let mut request = request;
+    // Mutating admission sees the request as it came: a node that names no audience means the server's own.
+    let mut request = call.admission(Operation::Create, call.name(), Some(object), None, &options.document, options.dry_run);
     call.core.admission.mutate(&mut request).await?;
+    let object = request.object.take().unwrap_or_default();
+    request.object = Some(tokens.prepare(call.namespace(), call.name(), object, call.now).await?);
     call.core.admission.validate(&request).await?;
     call.warnings.lock().append(&mut request.warnings.lock());
     let prepared = request.object.take().unwrap_or_default();

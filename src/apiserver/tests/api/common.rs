@@ -12,7 +12,8 @@ use windlass_apiserver::{ApiServer, Config};
 
 pub struct Server {
     pub api: ApiServer,
-    pub dir: tempfile::TempDir,
+    /// Lives as long as the server.
+    _dir: tempfile::TempDir,
     pub shutdown: CancellationToken,
 }
 
@@ -41,13 +42,18 @@ impl Server {
         Server::with(|_| ()).await
     }
 
+    /// A server that was started elsewhere.
+    pub fn of(api: ApiServer, shutdown: CancellationToken) -> Server {
+        Server { api, _dir: tempfile::tempdir().expect("a temporary directory"), shutdown }
+    }
+
     pub async fn with(change: impl FnOnce(&mut Config)) -> Server {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut config = Config { data_dir: dir.path().to_owned(), secure_port: 0, bind_address: [127, 0, 0, 1].into(), ..Config::default() };
         change(&mut config);
         let shutdown = CancellationToken::new();
         let api = ApiServer::start(config, shutdown.clone()).await.expect("the server starts");
-        Server { api, dir, shutdown }
+        Server { api, _dir: dir, shutdown }
     }
 
     /// One request as the administrator.

@@ -99,7 +99,7 @@ async fn restarted(path: std::path::PathBuf) -> Server {
         let config = windlass_apiserver::Config { data_dir: path.clone(), secure_port: 0, bind_address: [127, 0, 0, 1].into(), ..Default::default() };
         let shutdown = tokio_util::sync::CancellationToken::new();
         match windlass_apiserver::ApiServer::start(config, shutdown.clone()).await {
-            Ok(api) => return Server { api, dir: tempfile::tempdir().expect("a directory"), shutdown },
+            Ok(api) => return Server::of(api, shutdown),
             Err(windlass_apiserver::Error::Store(windlass_store::Error::Locked { .. })) => tokio::task::yield_now().await,
             Err(error) => panic!("{error}"),
         }

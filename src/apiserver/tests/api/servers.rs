@@ -88,7 +88,7 @@ async fn two_servers_on_one_store() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let shutdown = CancellationToken::new();
         let api = ApiServer::start_on(config, store.clone(), false, listener, Health::new(), shutdown.clone()).await.expect("a server");
-        Server { api, dir: tempfile::tempdir().expect("a directory"), shutdown }
+        Server::of(api, shutdown)
     };
     let (a, b) = (start().await, start().await);
     assert_eq!(a.api.ca_pem(), b.api.ca_pem());
