@@ -235,17 +235,11 @@ fn secret(_: &Context<'_>, o: &At<'_>) {
         }
         "kubernetes.io/dockercfg" => json_key(".dockercfg"),
         "kubernetes.io/dockerconfigjson" => json_key(".dockerconfigjson"),
-        "kubernetes.io/basic-auth" => {
-            if !has("username") && !has("password") {
-                required("username");
-                required("password");
-            }
+        "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
+            required("username");
+            required("password");
         }
-        "kubernetes.io/ssh-auth" => {
-            if data.key("ssh-privatekey").is_empty() {
-                required("ssh-privatekey");
-            }
-        }
+        "kubernetes.io/ssh-auth" if data.key("ssh-privatekey").is_empty() => required("ssh-privatekey"),
         "kubernetes.io/tls" => {
             for key in ["tls.crt", "tls.key"] {
                 if !has(key) {

@@ -55,11 +55,9 @@ fn crd(_: &Context<'_>, o: &At<'_>) {
     let spec = o.at("spec");
     let group = spec.at("group");
     let plural = spec.at("names.plural");
-    {
-        let want = format!("{}.{}", plural.str(), group.str());
-        if o.text("metadata.name") != want {
-            o.at("metadata.name").invalid("must be spec.names.plural+\".\"+spec.group");
-        }
+    let want = format!("{}.{}", plural.str(), group.str());
+    if o.text("metadata.name") != want {
+        o.at("metadata.name").invalid("must be spec.names.plural+\".\"+spec.group");
     }
     if group.require() {
         let bad = names::dns1123_subdomain(group.str());
@@ -96,7 +94,7 @@ fn approval(o: &At<'_>, group: &str) {
         at.required(
             "protected groups must have approval annotation \"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111",
         );
-    } else if !value.starts_with("unapproved") && !(value.starts_with("https://") || value.starts_with("http://")) {
+    } else if !["unapproved", "https://", "http://"].iter().any(|known| value.starts_with(known)) {
         at.invalid(
             "protected groups must have approval annotation \"api-approved.kubernetes.io\" with either a URL or a reason starting with \"unapproved\", see https://github.com/kubernetes/enhancements/pull/1111",
         );

@@ -262,8 +262,10 @@ fn volume_source_defaults(spec: &mut Value) {
     }
 }
 
+type Check = fn(&At<'_>);
+
 /// A volume's sources with their checks.
-const SOURCES: &[(&str, fn(&At<'_>))] = &[
+const SOURCES: &[(&str, Check)] = &[
     ("hostPath", volumes::host_path),
     ("local", |s| {
         s.at("path").require();
