@@ -10,7 +10,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_util::task::AbortOnDropHandle;
 
 /// First byte of a v5 message that closes a channel.
@@ -21,6 +22,11 @@ const QUEUE: usize = 64;
 
 fn config() -> WebSocketConfig {
     WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE))
+}
+
+/// The end that clients take for success: without a code, kubectl reports an error although all went well.
+fn goodbye() -> Message {
+    Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))
 }
 
 /// What comes in on a channel.
@@ -104,7 +110,7 @@ impl Channels {
     /// Says goodbye after everything that was written, and waits until it is on its way.
     pub async fn close(self) {
         let Self { incoming, writer, tasks: (writing, reading) } = self;
-        let _ = writer.send(Message::Close(None)).await;
+        let _ = writer.send(goodbye()).await;
         drop((incoming, writer));
         let _ = tokio::time::timeout(std::time::Duration::from_secs(5), writing).await;
         // The peer answers with its own goodbye; then the connection may go.
@@ -180,7 +186,7 @@ pub async fn tunnel<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(io: S) -
                 return;
             }
         }
-        let _ = sink.send(Message::Close(None)).await;
+        let _ = sink.send(goodbye()).await;
         let _ = sink.close().await;
     });
     outer
