@@ -22,6 +22,13 @@ pub struct History {
 const HORIZON: i64 = 3600;
 
 impl History {
+    /// Notes the size that an autoscaler found at its first look: scaling down from it is stabilized like any other.
+    pub fn begin(&mut self, now: Timestamp, current: i32) {
+        if self.recommendations.is_empty() {
+            self.recommendations.push((now, current));
+        }
+    }
+
     /// Forgets what no rule can ask for any more.
     pub fn prune(&mut self, now: Timestamp) {
         let oldest = back(now, HORIZON);

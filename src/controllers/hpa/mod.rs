@@ -248,7 +248,7 @@ impl Controller {
         status.current_replicas = Some(actual);
         let min = autoscaler.spec.min_replicas.unwrap_or(1);
         let now = Timestamp::now();
-        self.histories.lock().entry(key.clone()).or_default().recommendations.push((now, current));
+        self.histories.lock().entry(key.clone()).or_default().begin(now, current);
         let wanted = if current == 0 && min != 0 {
             set_condition(status, "ScalingActive", "False", "ScalingDisabled", "scaling is disabled since the replica count of the target is zero", generation);
             status.desired_replicas = 0;
@@ -315,8 +315,6 @@ impl Controller {
         let window = self.config.horizontal_pod_autoscaler_downscale_stabilization.0.as_secs() as i64;
         let mut histories = self.histories.lock();
         let history = histories.entry(key.clone()).or_default();
-        // What was just noted as the state of things gives way to the recommendation.
-        history.recommendations.pop();
         let decision = decide(autoscaler, history, current, recommended, window, now);
         history.recommendations.push((now, recommended));
         history.prune(now);
