@@ -11,9 +11,10 @@
 mod cluster;
 mod process;
 
+use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -140,9 +141,12 @@ impl Node {
         std::fs::create_dir_all(&dir)?;
         let namespace = Namespace::create(bed.path().join(format!("{name}.net")))?;
         // The pair is made in the hub, and its other end moved into the node by way of a process that lives there.
-        let holder = namespace.command("sleep").arg("60").spawn()?;
+        let mut holder = namespace.command("sh").args(["-c", "echo; exec sleep 60"]).stdout(Stdio::piped()).spawn()?;
         let pid = holder.id().to_string();
+        // Its first line says that it has got there.
+        let entered = holder.stdout.take().context("piped")?.read_exact(&mut [0]);
         let holder = process::Reaped(holder);
+        entered.context("the node's namespace cannot be entered")?;
         bed.hub.ip(&["link", "add", &name, "type", "veth", "peer", "name", "uplink", "netns", &pid])?;
         bed.hub.ip(&["link", "set", &name, "master", "hub0", "up"])?;
         namespace.ip(&["link", "set", "uplink", "name", "eth0"])?;
