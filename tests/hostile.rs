@@ -89,7 +89,11 @@ fn generate(number: usize, random: &mut StdRng) -> Bad {
         }
         4 => bad(Method::POST, PODS, JSON, nested("[", "]", random.random_range(200..200_000))),
         5 => bad(Method::POST, PODS, JSON, nested(r#"{"spec":"#, "}", random.random_range(200..100_000))),
-        6 => bad(Method::POST, PODS, JSON, format!("\"{}\"", "x".repeat(random.random_range(3_200_000..5_000_000)))),
+        6 => {
+            let mut pod = pod();
+            pod["metadata"]["annotations"] = json!({ "huge": "x".repeat(random.random_range(300_000..2_000_000)) });
+            bad(Method::POST, PODS, JSON, pod.to_string())
+        }
         7 => bad(Method::GET, format!("{PODS}?labelSelector={word}%20in%20({}", "("), JSON, ""),
         8 => bad(Method::GET, format!("{PODS}?fieldSelector=spec.{word}%3Dx"), JSON, ""),
         9 => bad(Method::GET, format!("{PODS}?limit={word}"), JSON, ""),

@@ -1,7 +1,6 @@
 //! Upstream's own kube-scheduler and kube-controller-manager at work on our API server: the strongest proof of an API.
 //! And upstream-built load, with JSON and with protobuf bodies.
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -40,13 +39,13 @@ fn upstreams_scheduler_schedules() -> Result<()> {
 fn upstreams_controller_manager_controls() -> Result<()> {
     let cluster = Cluster::start(without("controller-manager"))?;
     let k = cluster.kubectl();
-    let key = cluster.bed.path().join("sa.key");
-    run(Command::new("openssl").args(["genrsa", "-out"]).arg(&key).arg("2048"))?;
-    // Upstream's signer needs none of our keys: the controllers that do stay with the API server.
-    let controllers = "--controllers=*,-csrsigning,-serviceaccount-token,-root-ca-certificate-publisher-controller,-node-ipam-controller";
-    let mut manager = peer(&cluster, "kube-controller-manager", 10457, &[controllers])?;
+    // Controllers that need our keys stay out by themselves, since none are given: the keys stay with the API server.
+    let mut manager = peer(&cluster, "kube-controller-manager", 10457, &[])?;
     k.run(&["create", "namespace", "lab"])?;
-    eventually(Duration::from_secs(60), || k.run(&["-n", "lab", "get", "serviceaccount", "default"]))?;
+    eventually(Duration::from_secs(60), || {
+        manager.check()?;
+        k.run(&["-n", "lab", "get", "serviceaccount", "default"])
+    })?;
     k.run(&["-n", "lab", "create", "deployment", "web", "--image=windlass.test/busybox:1", "--replicas=2", "--", "sleep", "3600"])?;
     k.run(&["-n", "lab", "create", "job", "sum", "--image=windlass.test/busybox:1", "--", "true"])?;
     k.run(&["-n", "lab", "rollout", "status", "deployment/web", "--timeout=90s"])?;
@@ -63,7 +62,9 @@ fn upstreams_controller_manager_controls() -> Result<()> {
 
 #[test]
 fn load_with_both_encodings() -> Result<()> {
-    let cluster = Cluster::single()?;
+    // Upstream's load expects to be alone with its nodes: controllers would write between its reads and its writes.
+    let cluster = Cluster::start(without("controller-manager"))?;
+    cluster.kubectl().run(&["create", "serviceaccount", "default"])?;
     for encoding in [&[][..], &["-proto"]] {
         for load in [&["nodes", "-n", "50"][..], &["sched", "-n", "200"], &["patch", "-n", "200"], &["list", "-n", "5"], &["watch", "-n", "20", "-w", "10"], &["clean"]] {
             let mut command = cluster.bed.command(cluster.bed.programs.upstream.join("loadgen"));
