@@ -40,12 +40,13 @@ fn upstreams_controller_manager_controls() -> Result<()> {
     let cluster = Cluster::start(without("controller-manager"))?;
     let k = cluster.kubectl();
     // Controllers that need our keys stay out by themselves, since none are given: the keys stay with the API server.
-    let mut manager = peer(&cluster, "kube-controller-manager", 10457, &[])?;
+    let mut manager = peer(&cluster, "kube-controller-manager", 10457, &["--allocate-node-cidrs", "--cluster-cidr=10.244.0.0/16"])?;
     k.run(&["create", "namespace", "lab"])?;
     eventually(Duration::from_secs(60), || {
         manager.check()?;
         k.run(&["-n", "lab", "get", "serviceaccount", "default"])
     })?;
+    cluster.wait_nodes_ready()?;
     k.run(&["-n", "lab", "create", "deployment", "web", "--image=windlass.test/busybox:1", "--replicas=2", "--", "sleep", "3600"])?;
     k.run(&["-n", "lab", "create", "job", "sum", "--image=windlass.test/busybox:1", "--", "true"])?;
     k.run(&["-n", "lab", "rollout", "status", "deployment/web", "--timeout=90s"])?;
