@@ -433,6 +433,11 @@ fn container(found: ContainerInspectResponse) -> Container {
     let get = |key: &str| labels.get(key).cloned().unwrap_or_default();
     let id = found.id.unwrap_or_default();
     let sandbox = get(label::TYPE) == "sandbox";
+    let (started_at, finished_at) = (time(state.started_at.as_deref()), time(state.finished_at.as_deref()));
+    let exited = matches!(
+        state.status,
+        Some(ContainerStateStatusEnum::EXITED | ContainerStateStatusEnum::DEAD | ContainerStateStatusEnum::REMOVING)
+    );
     Container {
         name: if sandbox { SANDBOX_NAME.to_owned() } else { get(label::CONTAINER_NAME) },
         pod_uid: get(label::POD_UID),
@@ -447,13 +452,14 @@ fn container(found: ContainerInspectResponse) -> Container {
         state: match state.status {
             Some(ContainerStateStatusEnum::CREATED) => State::Created,
             Some(ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::PAUSED) => State::Running,
-            Some(ContainerStateStatusEnum::EXITED | ContainerStateStatusEnum::DEAD | ContainerStateStatusEnum::REMOVING) => State::Exited,
+            _ if exited => State::Exited,
             _ => State::Unknown,
         },
         pid: state.pid.and_then(|p| i32::try_from(p).ok()).unwrap_or(0),
         created_at: time(found.created.as_deref()),
-        started_at: time(state.started_at.as_deref()),
-        finished_at: time(state.finished_at.as_deref()),
+        // Docker notes the start after the process runs: one that ends at once would have ended before it began.
+        started_at: if exited { started_at.min(finished_at.or(started_at)) } else { started_at },
+        finished_at,
         exit_code: state.exit_code.and_then(|c| i32::try_from(c).ok()).unwrap_or(0),
         oom_killed: state.oom_killed.unwrap_or(false),
         error: state.error.unwrap_or_default(),
