@@ -92,7 +92,7 @@ impl Definitions {
 
 impl Inner {
     async fn run(self: Arc<Self>, shutdown: CancellationToken) {
-        loop {
+        while !shutdown.is_cancelled() {
             let next = self.queue.names.lock().pop_first();
             let Some(name) = next else {
                 tokio::select! {
@@ -103,10 +103,12 @@ impl Inner {
             let result = if name.is_empty() { self.reconcile_services().await } else { self.reconcile(&name).await };
             if let Err(error) = result {
                 tracing::warn!(definition = name, error = error.message, "custom resource definition; trying again");
-                let later = self.clone();
+                let (later, shutdown) = (self.clone(), shutdown.clone());
                 tokio::spawn(async move {
-                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-                    later.queue.add(&name);
+                    tokio::select! {
+                        () = tokio::time::sleep(std::time::Duration::from_secs(1)) => later.queue.add(&name),
+                        () = shutdown.cancelled() => {}
+                    }
                 });
             }
         }

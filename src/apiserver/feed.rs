@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -34,6 +34,8 @@ const TRIM_EVERY: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub struct Progress {
     current: AtomicU64,
+    /// Nothing will come any more: the feed has ended.
+    closed: AtomicBool,
     waiters: Mutex<BTreeMap<u64, Vec<oneshot::Sender<()>>>>,
 }
 
@@ -59,7 +61,13 @@ impl Progress {
         }
     }
 
-    /// Waits until the caches hold `revision`; false if that did not happen in time.
+    /// Lets everybody go who waits, and wait nobody from now on: who waits holds the store open.
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.waiters.lock().clear();
+    }
+
+    /// Waits until the caches hold `revision`; false if that did not happen in time, or never will.
     pub async fn reach(&self, revision: u64, patience: Duration) -> bool {
         if self.current() >= revision {
             return true;
@@ -67,9 +75,12 @@ impl Progress {
         let (tell, told) = oneshot::channel();
         {
             let mut waiters = self.waiters.lock();
-            // The feed may have got there between the two looks.
+            // The feed may have got there, or ended, between the two looks.
             if self.current() >= revision {
                 return true;
+            }
+            if self.closed.load(Ordering::Acquire) {
+                return false;
             }
             waiters.entry(revision).or_default().push(tell);
         }
@@ -125,6 +136,7 @@ impl Feed {
         let following = feed.clone();
         tokio::spawn(async move {
             following.clone().follow(store, inbox, shutdown).await;
+            following.progress.close();
             // Listeners hold what holds this feed; letting them go is what frees it all, and closes the store.
             following.caches.all().iter().for_each(|c| c.retire());
         });
