@@ -159,6 +159,5 @@ pub fn write_private(path: &Path, text: &str) -> Result<()> {
 }
 
 pub fn hostname() -> Result<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host's name; pass a node name")?;
-    Ok(name.trim().to_lowercase())
+    windlass_daemon::host::name().context("cannot read the host's name; pass a node name")
 }

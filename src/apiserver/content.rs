@@ -296,13 +296,17 @@ where
 /// A response with a body that is complete, compressed if that is wanted and worth it.
 pub fn respond(status: StatusCode, content_type: &'static str, bytes: Bytes, gzip: bool) -> Reply {
     let compress = gzip && bytes.len() > GZIP_THRESHOLD;
-    let body = if compress { full(gzip_all(&bytes)) } else { full(bytes) };
+    answer(status, content_type, if compress { full(gzip_all(&bytes)) } else { full(bytes) }, compress)
+}
+
+/// A response with the headers that every document has; `compressed` says what `body` is.
+pub fn answer(status: StatusCode, content_type: &'static str, body: ReplyBody, compressed: bool) -> Reply {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    if compress {
+    if compressed {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
     }

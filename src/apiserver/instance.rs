@@ -332,7 +332,7 @@ fn names(config: &Config, advertised: IpAddr) -> Names {
     let mut addresses: Vec<IpAddr> = config.tls_san.iter().filter_map(|n| n.parse().ok()).collect();
     addresses.extend([advertised, config.bind_address]);
     addresses.extend(service);
-    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let hostname = windlass_daemon::host::name().unwrap_or_default();
     let extra_names = config.tls_san.iter().filter(|n| n.parse::<IpAddr>().is_err()).cloned().collect();
     Names { hostname, cluster_domain: config.cluster_domain.clone(), addresses, extra_names }
 }

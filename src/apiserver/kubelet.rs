@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use windlass_api::{ApiError, meta};
+use windlass_client::any_server::AnyServer;
 
 use crate::content::{self, Reply, RequestBody};
 use crate::storage::Objects;
@@ -62,7 +63,8 @@ impl Kubelets {
     ) -> Result<Kubelets, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = || rustls::ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-        let any = || builder().map(|b| b.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer(provider.clone()))));
+        // Who answers at a pod's address is not for the API server to say.
+        let any = || builder().map(|b| b.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer::new(provider.clone()))));
         let kubelet = match authority {
             Some(roots) => builder()?.with_root_certificates(roots).with_client_auth_cert(identity.0, identity.1)?,
             None => any()?.with_client_auth_cert(identity.0, identity.1)?,
@@ -245,45 +247,6 @@ pub fn node_of(pod: &Value) -> Result<&str, ApiError> {
         return Err(ApiError::bad_request(format!("pod {} does not have a host assigned", meta::name(pod))));
     }
     Ok(node)
-}
-
-/// Takes any certificate: who answers at a pod's address is not for the API server to say.
-#[derive(Debug)]
-struct AnyServer(Arc<rustls::crypto::CryptoProvider>);
-
-impl rustls::client::danger::ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: rustls_pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,9 @@ pub struct Election {
 
 impl Election {
     /// Upstream's durations, in `kube-system`, with an identity made of host and a random part.
-    pub fn new(name: &str, host: &str) -> Self {
+    pub fn new(name: &str) -> Self {
+        // A host without a name is told apart by the random part.
+        let host = windlass_daemon::host::name().unwrap_or_default();
         Self {
             namespace: "kube-system".to_owned(),
             name: name.to_owned(),

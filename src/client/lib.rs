@@ -9,6 +9,7 @@
 //! - Every queue and buffer has a bound or is keyed by objects that exist, and shows in a metric.
 //!
 //! # Code map
+//! - [`any_server`]: a TLS verifier that takes any server
 //! - [`connect`]: make a [`Client`], with `rest_client_*` metrics around it
 //! - [`informer`]: [`informer::Informer`], an indexed cache of one resource; [`projection!`] for lean object types
 //! - [`queue`]: keyed work queues with back-off, and [`queue::run`] that works them off
@@ -17,6 +18,7 @@
 //! - [`gate`]: authn and authz of a role's own endpoints, delegated to the API server
 //! - [`identity`]: joining a cluster by token, certificates through the CSR API, renewal
 
+pub mod any_server;
 pub mod connect;
 pub mod events;
 pub mod gate;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
-    api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, ObjectReference, Service},
+    api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Service},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde_json::Value;
@@ -47,13 +47,7 @@ fn subsets(service: &Service, pods: &[Arc<PodView>]) -> (Vec<EndpointSubset>, bo
             ip: ip.to_owned(),
             hostname: endpointslice::hostname(service, pod),
             node_name: pod.spec.node_name.clone(),
-            target_ref: Some(ObjectReference {
-                kind: Some("Pod".into()),
-                namespace: pod.metadata.namespace.clone(),
-                name: pod.metadata.name.clone(),
-                uid: pod.metadata.uid.clone(),
-                ..ObjectReference::default()
-            }),
+            target_ref: Some(endpointslice::pod_reference(pod)),
         };
         let ports: Ports = spec.ports.iter().flatten().filter_map(|port| {
             let number = resolve_port(port, pod)?;

@@ -101,12 +101,11 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
     }
     // One that stands by is as ready as it can be.
     check.ok();
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let election = Election {
         lease_duration: config.leader_elect_lease_duration.0,
         renew_deadline: config.leader_elect_renew_deadline.0,
         retry_period: config.leader_elect_retry_period.0,
-        ..Election::new("kube-controller-manager", host.trim())
+        ..Election::new("kube-controller-manager")
     };
     let client = role.client.clone();
     let lead = move |token| run_controllers(config.clone(), client.clone(), token, check.clone());

@@ -8,10 +8,15 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 use kube::Client;
-use windlass_client::events::{EventType, Recorder};
+use windlass_client::{
+    events::{EventType, Recorder},
+    informer::{Change, Key},
+};
 
 use crate::{
     Error,
+    expectations::Expectations,
+    owner,
     pod::PodView,
     write::{self, ApiErrorExt, Delete},
 };
@@ -31,6 +36,25 @@ pub fn from_template(template: &PodTemplateSpec, owner: &OwnerReference) -> Pod 
         spec: template.spec.clone(),
         status: None,
     }
+}
+
+/// Takes note of a pod's change on behalf of the workloads of one kind: what was expected of it has come, and an owner that
+/// it left is woken. Returns the owner it has now, for the caller to wake.
+pub fn observe(change: &Change<PodView>, group: &str, kind: &str, open: &Expectations<Key>, wake: impl Fn(Key)) -> Option<Key> {
+    let owner_key = |pod: &PodView| owner::controller_of(&pod.metadata, group, kind).map(|owner| Key::new(pod.namespace(), &owner.name));
+    let pod = change.object();
+    let (before, key) = (change.old.as_deref().and_then(owner_key), owner_key(pod));
+    if let Some(before) = before.filter(|before| Some(before) != key.as_ref()) {
+        wake(before);
+    }
+    let key = key?;
+    if change.old.is_none() {
+        open.creation_observed(&key);
+    }
+    if change.is_delete() || pod.deleting() {
+        open.deletion_observed(&key, pod.uid());
+    }
+    Some(key)
 }
 
 /// Creates and deletes pods on behalf of one kind of workload.

@@ -25,7 +25,7 @@ use crate::{
     labels,
     owner::{self, Owner},
     pod::{self, PodView},
-    podcontrol::{PodControl, from_template, slow_start, split},
+    podcontrol::{self, PodControl, from_template, slow_start, split},
     write::{self, ApiErrorExt},
 };
 
@@ -224,19 +224,8 @@ struct Engine<K: Workload> {
 
 /// What a change of a pod means: observe it, and wake whoever may care.
 fn pod_changed<K: Workload>(change: &Change<PodView>, sets: &Informer<K>, open: &Expectations<Key>, queue: &Queue<Key>) {
-    let owner_key = |pod: &PodView| owner::controller_of(&pod.metadata, K::GROUP, K::KIND).map(|owner| Key::new(pod.namespace(), &owner.name));
     let pod = change.object();
-    let (before, key) = (change.old.as_deref().and_then(owner_key), owner_key(pod));
-    if let Some(before) = before.filter(|before| Some(before) != key.as_ref()) {
-        queue.add(before);
-    }
-    if let Some(key) = key {
-        if change.old.is_none() {
-            open.creation_observed(&key);
-        }
-        if change.is_delete() || pod.deleting() {
-            open.deletion_observed(&key, pod.uid());
-        }
+    if let Some(key) = podcontrol::observe(change, K::GROUP, K::KIND, open, |key| queue.add(key)) {
         return queue.add(key);
     }
     let relabeled = change.old.as_deref().is_none_or(|old| old.metadata.labels != pod.metadata.labels || owner::controller(&old.metadata).is_some());

@@ -20,11 +20,12 @@
 //! | [`endpoints`] | `/healthz /livez /readyz /metrics /configz /version /debug/pprof` |
 //! | [`profile`] | CPU and heap profiles in pprof's format |
 //! | [`metrics`] | the process's metric registry |
-//! | [`logging`], [`shutdown`], [`notify`], [`version`] | as named |
+//! | [`host`], [`logging`], [`shutdown`], [`notify`], [`version`] | as named |
 
 pub mod config;
 pub mod endpoints;
 pub mod health;
+pub mod host;
 pub mod logging;
 pub mod metrics;
 pub mod notify;

@@ -120,7 +120,7 @@ impl Config {
             self.forward.iter().map(parse).collect::<Result<_, _>>()?
         };
         let node = if self.hostname_override.is_empty() {
-            std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(|e| bad("hostnameOverride", e))?.trim().to_lowercase()
+            windlass_daemon::host::name().map_err(|e| bad("hostnameOverride", e))?
         } else {
             self.hostname_override.clone()
         };

@@ -142,12 +142,10 @@ impl Default for Config {
 impl Config {
     /// The node's name: as configured, or the host's, in lower case.
     pub fn node_name(&self) -> String {
-        let name = if self.hostname_override.is_empty() {
-            std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
-        } else {
-            self.hostname_override.clone()
-        };
-        name.trim().to_lowercase()
+        match self.hostname_override.trim() {
+            "" => windlass_daemon::host::name().unwrap_or_default(),
+            name => name.to_lowercase(),
+        }
     }
 }
 

@@ -199,18 +199,25 @@ async fn assemble(config: &Config, role: &Role, runtime: Arc<dyn Runtime>, netwo
 }
 
 async fn join_node(shared: Arc<Shared>, check: windlass_daemon::health::Check) {
-    while shared.config.register_node {
-        match node::register(&shared).await {
-            Ok(()) => break,
+    if shared.config.register_node && !registered(&shared).await {
+        return;
+    }
+    check.ok();
+    node::run(shared).await;
+}
+
+/// Registers the node, however often it takes; false if shut down before that.
+async fn registered(shared: &Shared) -> bool {
+    loop {
+        match node::register(shared).await {
+            Ok(()) => return true,
             Err(error) => tracing::warn!(%error, node = shared.node_name, "cannot register the node, will try again"),
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
-            () = shared.shutdown.cancelled() => return,
+            () = shared.shutdown.cancelled() => return false,
         }
     }
-    check.ok();
-    node::run(shared).await;
 }
 
 /// The informer of this node's pods, and the queue by which it tells of them.

@@ -197,8 +197,7 @@ impl Config {
             text => Some(text.parse().map_err(|e| bad("bindAddress", format!("{text:?}: {e}")))?),
         };
         let node = if self.hostname_override.is_empty() {
-            let name = windlass_net::sysctl::get("kernel/hostname").ok_or_else(|| bad("hostnameOverride", "the host's name cannot be read; set it"))?;
-            name.to_lowercase()
+            windlass_daemon::host::name().map_err(|e| bad("hostnameOverride", format!("the host's name cannot be read; set it: {e}")))?
         } else {
             self.hostname_override.trim().to_lowercase()
         };

@@ -106,7 +106,7 @@ pub async fn run(config: Config, role: Role) -> Result<(), Error> {
     }
     // Standing by is a healthy state: a scheduler that waits for the lease is ready.
     role.health.check("leader-election").ok();
-    let election = Election::new("kube-scheduler", &hostname());
+    let election = Election::new("kube-scheduler");
     let profiles = Arc::new(profiles);
     let term = |shutdown: CancellationToken| schedule(config.clone(), profiles.clone(), Role { shutdown, ..role.clone() });
     if config.leader_elect {
@@ -193,8 +193,4 @@ impl Bucket {
         }
         self.tokens -= 1.0;
     }
-}
-
-fn hostname() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "windlass".to_owned(), |name| name.trim().to_owned())
 }

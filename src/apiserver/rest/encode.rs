@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 use windlass_api::schema::Schemas;
 use windlass_api::{ApiError, meta, protobuf, table};
@@ -319,16 +319,9 @@ fn pieces(status: StatusCode, content_type: &'static str, pieces: Vec<Bytes>, gz
     } else {
         content::streamed(futures::stream::iter(std::iter::from_fn(move || chunks.next().map(Ok))))
     };
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    if compress {
-        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    } else {
-        headers.insert(header::CONTENT_LENGTH, total.into());
+    let mut response = content::answer(status, content_type, body, compress);
+    if !compress {
+        response.headers_mut().insert(header::CONTENT_LENGTH, total.into());
     }
     response
 }

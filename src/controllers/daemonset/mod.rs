@@ -28,7 +28,7 @@ use crate::{
     labels,
     owner::{self, Owner},
     pod::PodView,
-    podcontrol::{PodControl, from_template, slow_start},
+    podcontrol::{self, PodControl, from_template, slow_start},
     replicaset::next_available,
     revision::{self, Current},
     write::{self, ApiErrorExt},
@@ -236,19 +236,8 @@ impl Controller {
 }
 
 fn pod_changed(change: &Change<PodView>, sets: &Informer<DaemonSet>, open: &Expectations<Key>, queue: &Queue<Key>) {
-    let owner_key = |pod: &PodView| owner::controller_of(&pod.metadata, "apps", "DaemonSet").map(|owner| Key::new(pod.namespace(), &owner.name));
     let pod = change.object();
-    let (before, key) = (change.old.as_deref().and_then(owner_key), owner_key(pod));
-    if let Some(before) = before.filter(|before| Some(before) != key.as_ref()) {
-        queue.add(before);
-    }
-    if let Some(key) = key {
-        if change.old.is_none() {
-            open.creation_observed(&key);
-        }
-        if change.is_delete() || pod.deleting() {
-            open.deletion_observed(&key, pod.uid());
-        }
+    if let Some(key) = podcontrol::observe(change, "apps", "DaemonSet", open, |key| queue.add(key)) {
         return queue.add(key);
     }
     if change.is_delete() || owner::controller(&pod.metadata).is_some() {

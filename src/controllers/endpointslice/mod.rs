@@ -54,6 +54,17 @@ pub(crate) fn pod_ip(pod: &PodView, v6: bool) -> Option<&str> {
     listed.or_else(|| pod.status.pod_ip.as_deref().filter(|ip| !ip.is_empty() && ip.contains(':') == v6))
 }
 
+/// The pod behind an endpoint.
+pub(crate) fn pod_reference(pod: &PodView) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
+}
+
 /// The name by which DNS knows a pod of this service.
 pub(crate) fn hostname(service: &Service, pod: &PodView) -> Option<String> {
     let named = pod.spec.hostname.as_ref().filter(|name| !name.is_empty())?;
@@ -100,13 +111,7 @@ fn endpoint(service: &Service, pod: &PodView, ip: &str, node: Option<&Node>) -> 
         hints,
         hostname: hostname(service, pod),
         node_name: pod.spec.node_name.clone(),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".into()),
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            uid: pod.metadata.uid.clone(),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(pod_reference(pod)),
         zone,
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     labels,
     owner::{self, Owner},
     pod::PodView,
-    podcontrol::{PodControl, from_template, slow_start},
+    podcontrol::{self, PodControl, from_template, slow_start},
     write::{self, ApiErrorExt},
 };
 use plan::{FAILURES, FINALIZER, IGNORED, INDEX, NewPod, Plan};
@@ -224,19 +224,8 @@ impl Controller {
 }
 
 fn pod_changed(change: &Change<PodView>, jobs: &Informer<Job>, open: &Expectations<Key>, queue: &Queue<Item>) {
-    let owner_key = |pod: &PodView| owner::controller_of(&pod.metadata, "batch", "Job").map(|owner| Key::new(pod.namespace(), &owner.name));
     let pod = change.object();
-    let (before, key) = (change.old.as_deref().and_then(owner_key), owner_key(pod));
-    if let Some(before) = before.filter(|before| Some(before) != key.as_ref()) {
-        queue.add(Item::Job(before));
-    }
-    if let Some(key) = key {
-        if change.old.is_none() {
-            open.creation_observed(&key);
-        }
-        if change.is_delete() || pod.deleting() {
-            open.deletion_observed(&key, pod.uid());
-        }
+    if let Some(key) = podcontrol::observe(change, "batch", "Job", open, |key| queue.add(Item::Job(key))) {
         let owned = jobs.get(&key).is_some_and(|job| owner::is_controlled_by(&pod.metadata, job.metadata.uid.as_deref().unwrap_or_default()));
         if !owned && plan::is_tracked(pod) {
             queue.add(Item::Orphan(Key::of(&**pod)));
